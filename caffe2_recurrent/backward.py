@@ -1,0 +1,179 @@
+"""The backward step that belongs to a step net.
+
+    1. the operators to recompute run again                                    (recompute.py)
+    2. the gradient operators of the step, for `<o>_grad` of each state output o (step_gradients.py)
+    3. every state, sequence and reference gets its gradient in a dense blob of its own:
+
+           passed through, and wanted twice or linked elsewhere   Copy       -> <blob>_grad
+           sparse (indices, values)                               SparseToDense -> <blob>_grad
+           a state or sequence with no gradient at all            ConstantFill 0 -> <blob>_grad
+
+       The engine fills a state's gradient slice by slice and reads every slice, so a gradient that is zero must be
+       written too. A reference without a gradient is left out.
+    4. a gradient that the step also receives from outside is added to, not overwritten:
+
+           op -> o_grad      =>      op -> o_grad_accum;  o_grad = Sum(o_grad, o_grad_accum)
+
+    5. blobs that this reads and does not write are kept by each forward step.
+
+Source: RecurrentNetworkGradientOp in caffe2/operators/rnn/recurrent_network_op.h.
+"""
+
+from dataclasses import dataclass
+from typing import Dict, Iterable, List, Optional, Sequence, Set, Tuple
+
+from caffe2.proto import caffe2_pb2
+from caffe2.python import core
+
+from caffe2_recurrent.cell import Cell
+from caffe2_recurrent.problems import Problems
+from caffe2_recurrent.recompute import plan_recompute
+from caffe2_recurrent.step_gradients import StepGradients, derive, gradient_name, operator_beside
+from caffe2_recurrent.wiring import Link, OuterState
+
+
+@dataclass(frozen=True)
+class Backward:
+    """The backward step of a cell.
+
+    `net` is None where nothing in the step has a gradient. `gradients` maps state inputs, sequences and references
+    to the step-net blob that holds their gradient; `with_gradient` says which of them depend on the outputs at all.
+    `kept` are the blobs that each forward step keeps for it, `shared_blobs` the recomputed ones.
+    """
+
+    net: Optional[caffe2_pb2.NetDef]
+    gradients: Dict[str, str]
+    with_gradient: frozenset
+    kept: Tuple[str, ...]
+    shared_blobs: Tuple[str, ...]
+
+    def parameters(self, cell: Cell) -> List[str]:
+        """The references that have a gradient, in the order of the operator's inputs."""
+        return [blob for blob in cell.references if blob in self.gradients]
+
+
+def derive_backward(cell: Cell, recompute: Sequence[str], problems: Problems) -> Backward:
+    """Derive the backward step of `cell`; notes in `problems` what has no gradient or cannot be recomputed."""
+    plan = plan_recompute(cell, recompute, problems)
+    output_gradients = {state.inner_output: gradient_name(state.inner_output) for state in cell.states}
+    derived = derive(cell.step_net.op, output_gradients, problems)
+    boundary = [state.inner_input for state in cell.states] + [sequence.inner for sequence in cell.sequences]
+    with_gradient = frozenset(blob for blob in boundary + list(cell.references) if blob in derived.of)
+    if not with_gradient:
+        return Backward(None, {}, with_gradient, (), tuple(plan.shared_blobs))
+
+    own = _OwnGradients(cell, derived, frozenset(output_gradients.values()))
+    for blob in boundary:
+        own.claim(blob, zero_if_missing=True)
+    for blob in cell.references:
+        own.claim(blob, zero_if_missing=False)
+    body = derived.operators + own.operators
+
+    kept = _kept_blobs(cell, plan.operators + body)
+    net = caffe2_pb2.NetDef(name=cell.step_net.name + "_backward", type="simple")
+    net.external_input.extend(kept)
+    net.external_input.extend(output_gradients.values())
+    net.external_input.extend(cell.step_net.external_input)
+    net.external_input.extend(cell.step_net.external_output)
+    net.op.extend(plan.operators)
+    net.op.extend(_accumulating(body, frozenset(net.external_input)))
+    return Backward(net, own.gradients, with_gradient, kept, tuple(plan.shared_blobs))
+
+
+def backward_links(cell: Cell, backward: Backward, outer: Sequence[OuterState]) -> List[Link]:
+    """`<output>_grad` -> slice t + 1 and the state input's gradient -> slice t of `<states>_grad`; sequence's -> t."""
+    if backward.net is None:
+        return []
+    links = []
+    for state, blobs in zip(cell.states, outer):
+        outer_grad = gradient_name(blobs.states)
+        # The executor finds the step's successor in time by offset 1 standing before offset 0.
+        links.append(Link(gradient_name(state.inner_output), outer_grad, 1))
+        links.append(Link(backward.gradients[state.inner_input], outer_grad, 0))
+    for sequence in cell.sequences:
+        links.append(Link(backward.gradients[sequence.inner], gradient_name(sequence.outer), 0))
+    return links
+
+
+class _OwnGradients:
+    """Hands each boundary blob of the step a dense gradient blob that nothing else is linked to."""
+
+    def __init__(self, cell: Cell, derived: StepGradients, linked: frozenset) -> None:
+        self.gradients: Dict[str, str] = {}
+        self.operators: List[caffe2_pb2.OperatorDef] = []
+        self._derived = derived
+        self._taken = set(linked)
+        self._written = {output for operator in derived.operators for output in operator.output}
+        self._operators = cell.step_net.op
+        self._readers = _first_readers(cell.step_net.op)
+
+    def claim(self, blob: str, zero_if_missing: bool) -> None:
+        gradient = self._derived.of.get(blob)
+        if gradient is None and not zero_if_missing:
+            return
+        if gradient is None:
+            self._add(blob, "ConstantFill", [blob], value=0.0)
+        elif isinstance(gradient, core.GradientSlice):
+            self._add(blob, "SparseToDense", [str(gradient.indices), str(gradient.values), blob])
+        elif str(gradient) in self._taken:
+            self._add(blob, "Copy", [str(gradient)])
+        else:
+            self.gradients[blob] = str(gradient)
+        if zero_if_missing:
+            # References may share: the engine adds each one's gradient to a sum of its own.
+            self._taken.add(self.gradients[blob])
+
+    def _add(self, blob: str, kind: str, inputs: List[str], **arguments: float) -> None:
+        target = gradient_name(blob)
+        while target in self._written or target in self._taken:
+            target += "_own"
+        self._written.add(target)
+        beside = self._readers.get(blob, self._operators[0])
+        self.operators.append(operator_beside(kind, inputs, [target], beside, **arguments))
+        self.gradients[blob] = target
+
+
+def _first_readers(operators: Iterable[caffe2_pb2.OperatorDef]) -> Dict[str, caffe2_pb2.OperatorDef]:
+    readers: Dict[str, caffe2_pb2.OperatorDef] = {}
+    for operator in operators:
+        for blob in operator.input:
+            readers.setdefault(blob, operator)
+    return readers
+
+
+def _kept_blobs(cell: Cell, backward_operators: Sequence[caffe2_pb2.OperatorDef]) -> Tuple[str, ...]:
+    written: Set[str] = set()
+    needed: Set[str] = set()
+    for operator in backward_operators:
+        needed.update(blob for blob in operator.input if blob not in written)
+        written.update(operator.output)
+    # State outputs are kept in the state blobs.
+    exported = frozenset(cell.step_net.external_output).union(state.inner_output for state in cell.states)
+    _, versions = core.get_ssa(cell.step_net)
+    return tuple(
+        blob for blob, version in versions.items() if version > 0 and blob in needed and blob not in exported
+    )
+
+
+def _accumulating(
+    operators: Iterable[caffe2_pb2.OperatorDef], received: frozenset
+) -> Iterable[caffe2_pb2.OperatorDef]:
+    for operator in operators:
+        clashing = [
+            position
+            for position, output in enumerate(operator.output)
+            if output in received and output not in operator.input
+        ]
+        if not clashing:
+            # An operator that also reads the blob adds to what is there by itself.
+            yield operator
+            continue
+        renamed = caffe2_pb2.OperatorDef()
+        renamed.CopyFrom(operator)
+        outputs = [operator.output[position] for position in clashing]
+        for position, output in zip(clashing, outputs):
+            renamed.output[position] = output + "_accum"
+        yield renamed
+        for output in outputs:
+            target = core.BlobReference(output)
+            yield core.CreateOperator("Sum", [target, target + "_accum"], [target])

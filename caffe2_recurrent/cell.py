@@ -1,0 +1,183 @@
+"""A step net with its roles named and checked: sequences, states, references, timestep."""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Dict, FrozenSet, Iterable, List, Tuple
+
+from caffe2.proto import caffe2_pb2
+
+from caffe2_recurrent.arguments import DEFAULT_TIMESTEP, Request
+from caffe2_recurrent.problems import Problems, names
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """A step-net input and the outer blob `[T, N, ...]` of which it sees one slice a step."""
+
+    inner: str
+    outer: str
+
+
+@dataclass(frozen=True)
+class State:
+    """A recurrent state: step-net input, the step-net output that follows it, and its outer initial value."""
+
+    inner_input: str
+    inner_output: str
+    outer_initial: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One step of a recurrent network. `step_net` is a copy of the caller's net; nobody changes it."""
+
+    step_net: caffe2_pb2.NetDef
+    sequences: Tuple[Sequence, ...]
+    states: Tuple[State, ...]
+    references: Tuple[str, ...]
+    timestep: str
+
+    @property
+    def linked(self) -> List[str]:
+        """The step-net blobs that become views into outer blobs."""
+        pairs = [(state.inner_input, state.inner_output) for state in self.states]
+        return [blob for pair in pairs for blob in pair] + [sequence.inner for sequence in self.sequences]
+
+    @property
+    def outer_inputs(self) -> List[str]:
+        """The inputs of the operator in the engine's order: sequences, initial values, references."""
+        sequences = [sequence.outer for sequence in self.sequences]
+        return sequences + [state.outer_initial for state in self.states] + list(self.references)
+
+
+def written_blobs(step_net: caffe2_pb2.NetDef) -> FrozenSet[str]:
+    return frozenset(output for operator in step_net.op for output in operator.output)
+
+
+def read_cell(request: Request, problems: Problems) -> Cell:
+    """Name the roles of the step net's blobs; notes in `problems` whatever does not fit together.
+
+    The cell that is returned can be used only if nothing was noted.
+    """
+    step_net = caffe2_pb2.NetDef()
+    step_net.CopyFrom(request.cell_net.Proto())
+    # The operator runs the step net itself; any other net type would be a net within it.
+    step_net.type = "simple"
+    sequences = tuple(Sequence(inner, outer) for inner, outer in request.sequences)
+    states = tuple(
+        State(inner, request.links.get(inner, ""), outer_initial) for inner, outer_initial in request.initial_states
+    )
+    timestep = request.timestep or DEFAULT_TIMESTEP
+    roles = [sequence.inner for sequence in sequences] + [state.inner_input for state in states] + [timestep]
+    taken = frozenset(roles)
+    references = tuple(dict.fromkeys(blob for blob in step_net.external_input if blob not in taken))
+    cell = Cell(step_net, sequences, states, references, timestep)
+
+    _check_nets(request, problems)
+    _check_inputs(cell, request, problems)
+    _check_links(cell, request, problems)
+    _check_reads(cell, problems)
+    _check_apart(cell, request, problems)
+    return cell
+
+
+def _check_nets(request: Request, problems: Problems) -> None:
+    if request.net is request.cell_net:
+        problems.add("net and cell_net are the same net '{}'; build the step in a net of its own", request.net.Name())
+
+
+def _check_inputs(cell: Cell, request: Request, problems: Problems) -> None:
+    if not cell.sequences:
+        problems.add("inputs is empty; the number of steps comes from a sequence, so at least one is needed")
+    declared = frozenset(cell.step_net.external_input)
+    roles: Dict[str, str] = {}
+    named = [("sequence", sequence.inner) for sequence in cell.sequences]
+    named += [("state", state.inner_input) for state in cell.states]
+    if request.timestep is not None:
+        named.append(("timestep", request.timestep))
+    for role, blob in named:
+        if blob not in declared:
+            problems.add(
+                "{} '{}' is no external input of the step net, which has {}; declare it with AddExternalInput",
+                role,
+                blob,
+                names(cell.step_net.external_input),
+            )
+        if blob in roles and roles[blob] == role:
+            problems.add("{} '{}' is given twice", role, blob)
+        elif blob in roles:
+            problems.add("'{}' is given as {} and as {}; it can be one of them", blob, roles[blob], role)
+        roles.setdefault(blob, role)
+    for operator in cell.step_net.op:
+        if cell.timestep in operator.output:
+            problems.add("step operator {} writes the timestep '{}', which the engine sets", operator.type, cell.timestep)
+
+
+def _check_links(cell: Cell, request: Request, problems: Problems) -> None:
+    state_inputs = frozenset(state.inner_input for state in cell.states)
+    for inner_input, inner_output in request.links.items():
+        if inner_input not in state_inputs:
+            problems.add(
+                "links names '{}', which has no initial value; initial_cell_inputs has {}",
+                inner_input,
+                names(state.inner_input for state in cell.states),
+            )
+    for state in cell.states:
+        if state.inner_input not in request.links:
+            problems.add("state '{}' has no link to the step output that becomes its next value", state.inner_input)
+    written = written_blobs(cell.step_net)
+    linked = {state.inner_input: state.inner_output for state in cell.states if state.inner_output}
+    for inner_input, inner_output in linked.items():
+        if inner_input == inner_output:
+            problems.add("state '{}' is linked to itself; write its next value to a blob of its own", inner_input)
+        elif inner_output not in written:
+            problems.add("state '{}' is linked to '{}', which no step operator writes", inner_input, inner_output)
+        elif inner_output in cell.step_net.external_input:
+            problems.add(
+                "state '{}' is linked to '{}', which is an external input of the step; write to a blob of its own",
+                inner_input,
+                inner_output,
+            )
+    for inner_output, count in Counter(linked.values()).items():
+        if count > 1:
+            sharing = [state for state, output in linked.items() if output == inner_output]
+            problems.add("states {} are linked to the same output '{}'; each needs its own", names(sharing), inner_output)
+
+
+def _check_reads(cell: Cell, problems: Problems) -> None:
+    """The engine runs a step operator by operator, so each blob must be there when it is read."""
+    known = set(cell.step_net.external_input) | {cell.timestep}
+    for index, operator in enumerate(cell.step_net.op):
+        unknown = [blob for blob in dict.fromkeys(operator.input) if blob not in known]
+        if unknown:
+            problems.add(
+                "step operator {} ({}) reads {}, neither written before it nor an external input of the step net",
+                index,
+                operator.type,
+                names(unknown),
+            )
+        known.update(unknown)
+        known.update(operator.output)
+    missing = [blob for blob in cell.step_net.external_output if blob not in known]
+    if missing:
+        problems.add("the step net declares external outputs that no operator writes: {}", names(missing))
+
+
+def _check_apart(cell: Cell, request: Request, problems: Problems) -> None:
+    """A blob that exists outside is one for all steps: what a step computes must not carry such a name."""
+    own = dict.fromkeys(_own_blobs(cell))
+    clashing = [blob for blob in own if blob in frozenset(cell.outer_inputs) or request.net.BlobIsDefined(blob)]
+    if clashing and request.net is not request.cell_net:
+        problems.add(
+            "the step net computes or receives {}, of which net '{}' has a blob of the same name; "
+            "all steps would share that one: rename it in the step net",
+            names(clashing),
+            request.net.Name(),
+        )
+
+
+def _own_blobs(cell: Cell) -> Iterable[str]:
+    declared = frozenset(cell.step_net.external_input)
+    yield from (blob for blob in cell.linked if blob)
+    for operator in cell.step_net.op:
+        yield from (blob for blob in operator.output if blob not in declared)

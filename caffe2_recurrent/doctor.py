@@ -1,0 +1,275 @@
+"""What this installation can do: `python -m caffe2_recurrent.doctor`.
+
+`examine` finds out, `render` puts it into words. Its last line counts most: whether a small LSTM
+could really be built, run and differentiated here. The command exits with 1 where it could not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.util
+import platform
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from caffe2_recurrent import __version__, installation
+
+PACKAGES = ("torch", "numpy", "protobuf", "future", "six")
+TOLERANCE = 1e-5
+SLOPE_TOLERANCE = 1e-2
+
+
+@dataclasses.dataclass(frozen=True)
+class Engine:
+    """What a Caffe2 that loads says about itself."""
+
+    place: str
+    in_torch_wheel: bool
+    built_for_gpu: bool
+    gpus: int
+    aten: bool
+    cudnn: bool
+    gloo: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """How a small LSTM fared: `trouble` in plain words, or how close it came to numpy's values."""
+
+    trouble: str | None = None
+    value_error: float = float("nan")
+    slope_error: float = float("nan")
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """All that the doctor found out."""
+
+    versions: dict[str, str | None]
+    caffe2_trouble: str | None
+    engine: Engine | None
+    trial: Trial
+    graphviz: bool
+    dot: str | None
+
+    @property
+    def healthy(self) -> bool:
+        """Whether recurrent networks can be built and run."""
+        return self.trial.trouble is None
+
+
+def examine() -> Report:
+    """Find out what this installation can do; works without Caffe2."""
+    trouble = installation.find_trouble()
+    return Report(
+        versions={name: installation.distribution_version(name) for name in PACKAGES},
+        caffe2_trouble=trouble,
+        engine=_examine_engine() if trouble is None else None,
+        trial=try_network() if trouble is None else Trial("there is no working Caffe2 to build them with"),
+        graphviz=importlib.util.find_spec("graphviz") is not None,
+        dot=shutil.which("dot"),
+    )
+
+
+def _examine_engine() -> Engine:
+    from caffe2.python import core, workspace
+
+    place = installation.caffe2_place() or "an unknown place"
+    return Engine(
+        place=place,
+        in_torch_wheel=installation.in_torch_wheel(place),
+        # `has_gpu_support` alone is False where the GPU extension loads but finds no device.
+        built_for_gpu=workspace.has_gpu_support or "caffe2.python.caffe2_pybind11_state_gpu" in sys.modules,
+        gpus=workspace.NumCudaDevices(),
+        aten=core.IsOperator("ATen"),
+        cudnn=core.IsOperatorWithEngine("Recurrent", "CUDNN"),
+        gloo=core.IsOperatorWithEngine("Allreduce", "GLOO"),
+    )
+
+
+def try_network() -> Trial:
+    """Build a small LSTM, run it with its gradient, and compare both with numpy."""
+    with _workspace_of_its_own():
+        try:
+            network = _build()
+        # Whatever it is that fails here, telling it is what the doctor is for.
+        except Exception as error:
+            return Trial(f"an LSTM could not be built: {installation.reason(error)}")
+        try:
+            value_error, slope_error = _run(*network)
+        except Exception as error:
+            return Trial(f"an LSTM was built, but did not run: {installation.reason(error)}")
+    # Written so that a NaN fails.
+    if not value_error <= TOLERANCE:
+        return Trial(f"an LSTM ran, but its values are off by {value_error:.1e}", value_error, slope_error)
+    if not slope_error <= SLOPE_TOLERANCE:
+        return Trial(f"an LSTM ran, but its gradient is off by {slope_error:.1%}", value_error, slope_error)
+    return Trial(None, value_error, slope_error)
+
+
+@contextmanager
+def _workspace_of_its_own() -> Iterator[None]:
+    from caffe2.python import workspace
+
+    previous = workspace.CurrentWorkspace()
+    workspace.SwitchWorkspace("caffe2_recurrent_doctor", True)
+    try:
+        yield
+    finally:
+        workspace.ResetWorkspace()
+        workspace.SwitchWorkspace(previous)
+
+
+# T steps of N sequences, from I features to D.
+_T, _N, _I, _D = 4, 2, 3, 5
+_WEIGHTS = ("i2h_w", "i2h_b", "gates_t_w", "gates_t_b")
+
+
+def _build() -> tuple[Any, Any, dict[Any, Any]]:
+    from caffe2.python.model_helper import ModelHelper
+
+    from caffe2_recurrent import LSTM
+
+    model = ModelHelper(name="doctor")
+    x, lengths, hidden, cell = model.net.AddExternalInputs("x", "lengths", "hidden", "cell")
+    hidden_all, _, _, _ = LSTM(model, x, lengths, (hidden, cell), _I, _D, scope="doctor")
+    loss = model.net.SumElements(hidden_all, "loss")
+    return model, hidden_all, model.AddGradientOperators([loss])
+
+
+def _run(model: Any, hidden_all: Any, gradients: dict[Any, Any]) -> tuple[float, float]:
+    """Return how far the values are from numpy's, and how far, relatively, the slope is from the gradient."""
+    import numpy as np
+    from caffe2.python import workspace
+
+    numbers = np.random.RandomState(0)
+    x = numbers.randn(_T, _N, _I).astype(np.float32)
+    state = np.zeros((_N, _D), np.float32)
+    feeds = {"x": x, "lengths": np.full(_N, _T, np.int32), "hidden": state, "cell": state}
+    for name, value in feeds.items():
+        workspace.FeedBlob(name, value)
+    workspace.RunNetOnce(model.param_init_net)
+    workspace.RunNetOnce(model.net)
+
+    weights = [workspace.FetchBlob(f"doctor/{name}").astype(np.float64) for name in _WEIGHTS]
+    value_error = float(np.abs(workspace.FetchBlob(hidden_all) - _lstm_in_numpy(x, *weights)).max())
+
+    # Walking along the gradient must raise the loss at a rate of its squared length.
+    slopes = [workspace.FetchBlob(gradients[f"doctor/{name}"]) for name in _WEIGHTS]
+    expected = sum(float((slope.astype(np.float64) ** 2).sum()) for slope in slopes)
+    step = 1e-4
+    ahead, behind = (
+        _lstm_in_numpy(x, *[w + side * step * slope for w, slope in zip(weights, slopes)]).sum()
+        for side in (1, -1)
+    )
+    measured = float(ahead - behind) / (2 * step)
+    # A gradient of zero is no gradient: it must not pass as one that fits.
+    slope_error = abs(measured - expected) / expected if expected > 0 else float("inf")
+    return value_error, slope_error
+
+
+def _lstm_in_numpy(x: Any, input_w: Any, input_b: Any, state_w: Any, state_b: Any) -> Any:
+    """Return all hidden states `[T, N, D]` from a zero start; gates lie as input, forget, output, cell."""
+    import numpy as np
+
+    def sigmoid(gate: Any) -> Any:
+        return 1 / (1 + np.exp(-gate))
+
+    hidden = cell = np.zeros((_N, _D))
+    hiddens = []
+    for x_t in x:
+        gates = x_t @ input_w.T + input_b + hidden @ state_w.T + state_b
+        take, keep, show, candidate = np.split(gates, 4, axis=-1)
+        cell = sigmoid(keep) * cell + sigmoid(take) * np.tanh(candidate)
+        hidden = sigmoid(show) * np.tanh(cell)
+        hiddens.append(hidden)
+    return np.stack(hiddens)
+
+
+def render(report: Report) -> str:
+    """Put a report into aligned lines."""
+    rows = [("Python", f"{platform.python_version():10} {_verdict_on_python()}")]
+    rows += _rows_on_caffe2(report)
+    rows += [(name, _version_and_verdict(name, version)) for name, version in report.versions.items()]
+    if report.engine is not None:
+        rows += _rows_on_engine(report.engine)
+    rows.append(("graphviz", _graphviz(report)))
+    rows.append(("networks", _networks(report.trial)))
+    width = max(len(name) for name, _ in rows)
+    lines = [f"caffe2_recurrent {__version__}", *(f"  {name:{width}}  {text}" for name, text in rows)]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _verdict_on_python() -> str:
+    verdict = "in bounds" if installation.python_in_bounds() else "not in bounds"
+    return f"{verdict} ({installation.python_bound()})"
+
+
+def _rows_on_caffe2(report: Report) -> list[tuple[str, str]]:
+    if report.engine is None:
+        return [("Caffe2", (report.caffe2_trouble or "").replace("Caffe2 is ", "", 1))]
+    origin = "torch's wheel" if report.engine.in_torch_wheel else "own build"
+    return [("Caffe2", f"{origin}, in {report.engine.place}")]
+
+
+def _version_and_verdict(name: str, version: str | None) -> str:
+    if name not in installation.FIRST_TOO_NEW:
+        return version or "not there"
+    verdict = "in bounds" if installation.in_bounds(name, version) else "not in bounds"
+    bound = installation.bound(name)
+    return f"{version:10} {verdict} ({bound})" if version else f"{'not there':10} ({bound})"
+
+
+def _rows_on_engine(engine: Engine) -> list[tuple[str, str]]:
+    if engine.gpus:
+        device = f"CPU and GPU ({engine.gpus} found)"
+    elif engine.built_for_gpu:
+        device = "CPU; built for GPUs too, but none was found"
+    else:
+        device = "CPU; built without GPU support"
+    if not engine.cudnn:
+        cudnn = "not registered: cudnn_LSTM cannot be built"
+    elif engine.gpus:
+        cudnn = "registered, can run"
+    else:
+        cudnn = "registered, cannot run without a GPU: cudnn_LSTM can be built only"
+    return [
+        ("device", device),
+        ("ATen", "there" if engine.aten else "not there"),
+        ("cuDNN", cudnn),
+        ("Gloo", "there" if engine.gloo else "not there: no training over several processes"),
+    ]
+
+
+def _graphviz(report: Report) -> str:
+    package = "package there" if report.graphviz else "package not there"
+    program = f"program dot in {report.dot}" if report.dot else "program dot not there"
+    return f"{package}, {program} (only for drawings)"
+
+
+def _networks(trial: Trial) -> str:
+    if trial.trouble is not None:
+        return f"FAILED: {trial.trouble}"
+    return (
+        f"an LSTM was built and ran: values within {trial.value_error:.0e} of numpy's, "
+        f"gradient within {trial.slope_error:.2%}"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the report; return 0 if networks can be built and run, else 1."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {installation.DOCTOR}", description="Report what this installation can do."
+    )
+    parser.parse_args(argv)
+    report = examine()
+    print(render(report))
+    return 0 if report.healthy else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

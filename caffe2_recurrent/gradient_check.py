@@ -1,0 +1,85 @@
+"""Does every gradient that reaches a RecurrentNetwork operator get through?"""
+
+from typing import Any, Dict, List, Mapping, Optional, Union
+
+from caffe2.proto import caffe2_pb2
+from caffe2.python import core
+from caffe2.python.model_helper import ModelHelper
+
+from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR, POSITIONS
+from caffe2_recurrent.problems import Problems, given
+from caffe2_recurrent.step_gradients import gradient_name
+
+
+def check_gradients(net: Union[ModelHelper, core.Net], gradients: Optional[Mapping[Any, Any]] = None) -> None:
+    """Name the gradients that a net's RecurrentNetwork operators drop or misplace.
+
+    Call it after `AddGradientOperators`, with the model, or with the net and the map that
+    `net.AddGradientOperators` returned. It finds
+
+    - an output that receives a gradient but is not in `outputs_with_grads`: Caffe2 drops that gradient silently;
+    - a sequence that a later operator reads too, for which Caffe2 renames the gradient while the engine goes on
+      writing the old name. `outputs_with_grads='auto'` is free of both.
+
+    Raises `ValueError` that names all of them, `TypeError` where the map of gradients is missing.
+    """
+    if isinstance(net, ModelHelper):
+        net, gradients = net.net, getattr(net, "grad_map", None) if gradients is None else gradients
+    if not isinstance(net, core.Net):
+        raise TypeError("check_gradients takes a model or a core.Net; got {}".format(given(net)))
+    if gradients is None:
+        raise TypeError(
+            "check_gradients needs the gradients of net '{}': call AddGradientOperators first, and with a plain net "
+            "pass the map it returns".format(net.Name())
+        )
+    by_name = {str(blob): gradient for blob, gradient in gradients.items() if gradient is not None}
+    backward_of = {op.input[-1]: op for op in net.Proto().op if op.type == GRADIENT_OPERATOR}
+    problems = Problems("check_gradients")
+    for operator in net.Proto().op:
+        if operator.type == OPERATOR:
+            backward = backward_of.get(operator.output[-1])
+            _check_dropped(operator, backward, by_name, problems)
+            if backward is not None:
+                _check_misplaced(operator, backward, problems)
+    problems.raise_if_any()
+
+
+def _argument(operator: caffe2_pb2.OperatorDef, name: str) -> Optional[caffe2_pb2.Argument]:
+    return next((argument for argument in operator.arg if argument.name == name), None)
+
+
+def _check_dropped(
+    operator: caffe2_pb2.OperatorDef,
+    backward: Optional[caffe2_pb2.OperatorDef],
+    gradients: Dict[str, Any],
+    problems: Problems,
+) -> None:
+    listed = _argument(backward, POSITIONS) if backward is not None else None
+    positions: List[int] = list(listed.ints) if listed is not None else []
+    for position, output in enumerate(operator.output[:-1]):
+        if output in gradients and position not in positions:
+            problems.add(
+                "the gradient of '{}' (position {}) is dropped; outputs_with_grads is {}: add {} to it or pass 'auto'",
+                output,
+                position,
+                tuple(positions),
+                position,
+            )
+
+
+def _check_misplaced(
+    operator: caffe2_pb2.OperatorDef, backward: caffe2_pb2.OperatorDef, problems: Problems
+) -> None:
+    name = gradient_name(operator.input[0])
+    renamed = _argument(backward, name + ".rename")
+    written = renamed.s.decode() if renamed is not None else name
+    if backward.output[0] != written:
+        problems.add(
+            "the gradient of sequence '{}' is lost: a later operator reads '{}' too, so Caffe2 expects it in '{}' while "
+            "the engine writes '{}'; give the loop a Copy of '{}', or pass outputs_with_grads='auto'",
+            operator.input[0],
+            operator.input[0],
+            backward.output[0],
+            written,
+            operator.input[0],
+        )

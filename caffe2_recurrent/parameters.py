@@ -1,0 +1,54 @@
+"""Parameters of a cell, made through the model so that its optimizers find them and scopes can share them."""
+
+from typing import List, NamedTuple, Optional, Sequence
+
+from caffe2.python import core
+from caffe2.python.model_helper import ModelHelper
+from caffe2.python.modeling.initializers import ExternalInitializer, Initializer
+from caffe2.python.modeling.parameter_info import ParameterTags
+from caffe2.python.modeling.parameter_sharing import parameter_sharing_context
+
+from caffe2_recurrent.problems import Problems
+
+
+class FCParameters(NamedTuple):
+    """Weights `[dim_out, dim_in]` and biases `[dim_out]` of a fully connected layer."""
+
+    weights: core.BlobReference
+    biases: core.BlobReference
+
+
+class ParameterSpec(NamedTuple):
+    """A parameter to be: name under the current scope, shape, the operator that fills it, and its tag if any."""
+
+    name: str
+    shape: List[int]
+    fill: Initializer
+    tag: Optional[str] = None
+
+
+def fc_specs(name: str, dim_in: int, dim_out: int) -> List[ParameterSpec]:
+    """`<name>_w` and `<name>_b`, filled as `brew.fc` fills them."""
+    return [
+        ParameterSpec(name + "_w", [dim_out, dim_in], Initializer("XavierFill"), ParameterTags.WEIGHT),
+        ParameterSpec(name + "_b", [dim_out], Initializer("ConstantFill"), ParameterTags.BIAS),
+    ]
+
+
+def check_shapes(model: ModelHelper, specs: Sequence[ParameterSpec], problems: Problems) -> None:
+    """Note parameters that the model has already, shared or of the same scope, with another shape."""
+    for spec in specs:
+        name = parameter_sharing_context.get_parameter_name(spec.name)
+        known = model.get_param_info(core.BlobReference(name))
+        if known is not None and list(known.shape or spec.shape) != spec.shape:
+            problems.add("parameter '{}' has shape {}, but this cell needs {}", name, list(known.shape), spec.shape)
+
+
+def create(model: ModelHelper, specs: Sequence[ParameterSpec]) -> List[core.BlobReference]:
+    """Create the parameters, or take those of that name that the model has already."""
+    return [
+        model.create_param(
+            spec.name, spec.shape, spec.fill if model.init_params else ExternalInitializer(), tags=spec.tag
+        )
+        for spec in specs
+    ]

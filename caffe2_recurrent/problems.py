@@ -1,0 +1,37 @@
+"""Collecting everything that is wrong with a call, so that one error can name it all."""
+
+from typing import Any, List, Type
+
+
+class Problems:
+    """The faults found in one call of `caller`; raised together by `raise_if_any`."""
+
+    def __init__(self, caller: str) -> None:
+        self._caller = caller
+        self._texts: List[str] = []
+
+    def add(self, text: str, *values: Any) -> None:
+        """Note one fault; `values` fill the `{}` of `text`."""
+        text = text.format(*values)
+        if text not in self._texts:
+            self._texts.append(text)
+
+    def raise_if_any(self, error: Type[Exception] = ValueError) -> None:
+        """Raise `error` with all that was noted: on one line if it is one thing, else as a list."""
+        if not self._texts:
+            return
+        if len(self._texts) == 1:
+            raise error("{}: {}".format(self._caller, self._texts[0]))
+        listed = "".join("\n  - {}".format(text) for text in self._texts)
+        raise error("{}: {} problems:{}".format(self._caller, len(self._texts), listed))
+
+
+def names(blobs: Any) -> str:
+    """Blob names as an error shows them: quoted, in order, `nothing` if there are none."""
+    return ", ".join("'{}'".format(blob) for blob in blobs) or "nothing"
+
+
+def given(value: Any) -> str:
+    """A value of the wrong type as an error shows it: itself, shortened, and its type."""
+    shown = repr(value)
+    return "{} of type {}".format(shown if len(shown) <= 60 else shown[:57] + "...", type(value).__name__)

@@ -1,0 +1,81 @@
+"""Which step operators run again at the head of the backward step, so that their outputs need not be kept.
+
+A recomputed blob is shared by all steps: the operators that write it run again, in forward order, before the
+gradient operators read it.
+"""
+
+from collections import Counter
+from typing import Dict, List, NamedTuple, Sequence
+
+from caffe2.proto import caffe2_pb2
+
+from caffe2_recurrent.cell import Cell, written_blobs
+from caffe2_recurrent.problems import Problems, names
+
+# They draw anew each time they run, so a second run yields other values than the forward pass used.
+RANDOM_OPERATORS = frozenset(
+    ["Dropout", "GaussianFill", "MSRAFill", "RandomSoftmax", "UniformFill", "UniformIntFill", "UniqueUniformFill", "XavierFill"]
+)
+
+
+class Recompute(NamedTuple):
+    """The operators to run again, and the blobs that the steps may then share."""
+
+    operators: List[caffe2_pb2.OperatorDef]
+    shared_blobs: List[str]
+
+
+def plan_recompute(cell: Cell, blobs: Sequence[str], problems: Problems) -> Recompute:
+    """The operators that write `blobs`; notes in `problems` what cannot be recomputed."""
+    wanted = frozenset(blobs)
+    unknown = [blob for blob in blobs if blob not in written_blobs(cell.step_net)]
+    if unknown:
+        problems.add("recompute_blobs_on_backward names {}, which no step operator writes", names(unknown))
+    operators = []
+    for index, operator in enumerate(cell.step_net.op):
+        if wanted.isdisjoint(operator.output):
+            continue
+        operators.append(operator)
+        others = [blob for blob in operator.output if blob not in wanted]
+        if others:
+            problems.add(
+                "recompute_blobs_on_backward names {} but not {}, written by the same step operator {} ({}); add them",
+                names(blob for blob in operator.output if blob in wanted),
+                names(others),
+                index,
+                operator.type,
+            )
+        if operator.type in RANDOM_OPERATORS and not _is_test(operator):
+            problems.add(
+                "recompute_blobs_on_backward would run step operator {} ({}) again, which draws other numbers; keep {}",
+                index,
+                operator.type,
+                names(operator.output),
+            )
+    _check_unchanged(cell, wanted, problems)
+    exported = frozenset(state.inner_output for state in cell.states)
+    # A state output is linked to its own slice in every step: rewritten, but not shared.
+    return Recompute(operators, [blob for blob in blobs if blob not in exported])
+
+
+def _check_unchanged(cell: Cell, wanted: frozenset, problems: Problems) -> None:
+    """An operator that runs again must find its inputs as they were; in-place operators may have changed them."""
+    final = Counter(output for operator in cell.step_net.op for output in operator.output)
+    version: Dict[str, int] = Counter()
+    for index, operator in enumerate(cell.step_net.op):
+        if not wanted.isdisjoint(operator.output):
+            changed = [blob for blob in operator.input if blob not in wanted and version[blob] != final[blob]]
+            if changed:
+                problems.add(
+                    "recomputing {} needs {} as step operator {} ({}) read it, but a later operator overwrites it; "
+                    "recompute it as well, or write to another blob",
+                    names(blob for blob in operator.output if blob in wanted),
+                    names(changed),
+                    index,
+                    operator.type,
+                )
+        version.update(operator.output)
+
+
+def _is_test(operator: caffe2_pb2.OperatorDef) -> bool:
+    return any(argument.name == "is_test" and argument.i for argument in operator.arg)

@@ -1,0 +1,178 @@
+"""`recurrent_net`: one RecurrentNetwork operator from a step net, with the backward step derived from it.
+
+    arguments -> cell -> backward -> wiring -> operator
+"""
+
+import itertools
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+
+from caffe2.python import core
+
+from caffe2_recurrent import arguments, wiring
+from caffe2_recurrent.arguments import Blob, OutputsWithGrads, Request
+from caffe2_recurrent.backward import Backward, backward_links, derive_backward
+from caffe2_recurrent.cell import Cell, read_cell
+from caffe2_recurrent.gradient_maker import OPERATOR, gradient_arguments
+from caffe2_recurrent.problems import Problems
+
+STEP_WORKSPACES = "step_workspaces"
+
+
+def recurrent_net(
+    net: core.Net,
+    cell_net: core.Net,
+    inputs: Iterable[Tuple[Blob, Blob]],
+    initial_cell_inputs: Iterable[Sequence[Any]],
+    links: Mapping[Blob, Blob],
+    timestep: Optional[Blob] = None,
+    scope: Optional[Blob] = None,
+    outputs_with_grads: OutputsWithGrads = (0,),
+    recompute_blobs_on_backward: Optional[Iterable[Blob]] = None,
+    forward_only: bool = False,
+    scratch_sizes: Any = None,
+) -> Tuple[core.BlobReference, ...]:
+    """Run a step net over a sequence: adds one `RecurrentNetwork` operator to `net`.
+
+    Shapes: T steps, N sequences in the batch, D features of a state. All blobs that are linked (sequences, states)
+    hold float32.
+
+    Args:
+        net: the net that gets the operator.
+        cell_net: the net of one step. Left as it is. Its external inputs are the sequences, the state inputs, the
+            timestep; every other one is a reference: a parameter or any outer blob that every step reads. References
+            become inputs of the operator and get a gradient where the step has one for them.
+        inputs: pairs (step-net blob, outer sequence `[T, N, ...]`), one or more. The step sees slices `[1, N, ...]`.
+        initial_cell_inputs: pairs (step-net state input, outer blob with its value before step 0), shaped `[D]` (the
+            same for all N), `[N, D]` or `[1, N, D]`.
+        links: maps each state input to the step-net output that is its value at the next step.
+        timestep: step-net blob that holds the step number (int32, one element); default `timestep`.
+        scope: prefix of internal blobs, by default `<net name>/recurrent`. A scope that `net` has in use already
+            gets a number added, and so do the names of the outputs.
+        outputs_with_grads: positions of the returned outputs that receive a gradient from outside the loop, or
+            'auto': whatever arrives is passed back. With positions, other gradients stop here; `check_gradients`
+            names them.
+        recompute_blobs_on_backward: step-net blobs to compute again in the backward pass, shared by all steps
+            instead of kept in each.
+        forward_only: derive no backward step; two or four step workspaces are then used in turn.
+        scratch_sizes: ignored, with a `DeprecationWarning`, as is a third element in `initial_cell_inputs`.
+
+    Returns:
+        For each state in order, `<output>_all` `[T, N, D]` and `<output>_last` `[1, N, D]`.
+
+    Raises:
+        TypeError: arguments of the wrong type; all are named.
+        ValueError: the roles do not fit the step net, a step operator has no gradient, positions are out of range.
+            All faults are named, and `net` is as it was.
+
+    Source: RecurrentNetworkOp in caffe2/operators/rnn/recurrent_network_op.h.
+    """
+    request = arguments.read(
+        "recurrent_net",
+        net,
+        cell_net,
+        inputs,
+        initial_cell_inputs,
+        links,
+        timestep,
+        scope,
+        outputs_with_grads,
+        recompute_blobs_on_backward,
+        forward_only,
+        scratch_sizes,
+    )
+    problems = Problems("recurrent_net")
+    cell = read_cell(request, problems)
+    check_positions(request.outputs_with_grads, _output_names(cell), problems)
+    problems.raise_if_any()
+    backward = None if request.forward_only else derive_backward(cell, request.recompute, problems)
+    problems.raise_if_any()
+    return _add_operator(request, cell, backward)
+
+
+def check_positions(positions: Optional[Sequence[int]], outputs: Sequence[str], problems: Problems) -> None:
+    """Note positions (None for 'auto') that are none of `outputs`, or given twice."""
+    for position in dict.fromkeys(positions or ()):
+        if not 0 <= position < len(outputs):
+            listed = ", ".join("{} '{}'".format(index, output) for index, output in enumerate(outputs))
+            problems.add("outputs_with_grads has position {}, but the outputs are {}", position, listed or "none")
+        elif list(positions or ()).count(position) > 1:
+            problems.add("outputs_with_grads has position {} ('{}') twice", position, outputs[position])
+
+
+def _output_names(cell: Cell) -> List[str]:
+    return [state.inner_output + ending for state in cell.states for ending in ("_all", "_last")]
+
+
+def _add_operator(request: Request, cell: Cell, backward: Optional[Backward]) -> Tuple[core.BlobReference, ...]:
+    net = request.net
+    scope, outer = _unused_names(net, cell, request.scope or net.NextName("recurrent"))
+    first_position: Dict[str, int] = {}
+    for position, blob in enumerate(cell.outer_inputs):
+        first_position.setdefault(blob, position)
+    found = wiring.aliases(outer)
+    given: Dict[str, Any] = {
+        "step_net": cell.step_net,
+        "recurrent_states": [blobs.states for blobs in outer],
+        "initial_recurrent_state_ids": [first_position[state.outer_initial] for state in cell.states],
+        "timestep": cell.timestep,
+        "enable_rnn_executor": 1,
+    }
+    given.update(wiring.link_arguments("link", wiring.forward_links(cell, outer)))
+    given.update(wiring.alias_arguments(found))
+    if backward is not None:
+        given.update(_backward_arguments(request, cell, backward, outer))
+    outputs = _produced(scope, outer)
+    # References without a net: the operator takes them whether `net` knows them already or not.
+    results = net.RecurrentNetwork(
+        [core.BlobReference(blob) for blob in cell.outer_inputs],
+        [core.BlobReference(blob, net) for blob in outputs],
+        **given,
+    )
+    return tuple(results[:-1])
+
+
+def _backward_arguments(
+    request: Request, cell: Cell, backward: Backward, outer: Sequence[wiring.OuterState]
+) -> Dict[str, Any]:
+    parameters = backward.parameters(cell)
+    before_references = len(cell.sequences) + len(cell.states)
+    position = {blob: before_references + index for index, blob in enumerate(cell.references)}
+    given: Dict[str, Any] = {
+        "param": [position[blob] for blob in parameters],
+        "param_grads": [backward.gradients[blob] for blob in parameters],
+        "recompute_blobs_on_backward": list(backward.shared_blobs),
+    }
+    if backward.net is not None:
+        given["backward_step_net"] = backward.net
+    given.update(wiring.link_arguments("backward_link", backward_links(cell, backward, outer)))
+    given.update(gradient_arguments(cell, backward, request.outputs_with_grads))
+    return given
+
+
+def _unused_names(net: core.Net, cell: Cell, scope: str) -> Tuple[str, List[wiring.OuterState]]:
+    """`scope` and the outer blobs of the states; numbered where `net` has them already.
+
+    Two operators that shared a state blob would spoil each other's gradients: the second forward pass overwrites
+    what the first one's backward pass reads.
+    """
+    in_use = {
+        blob.decode()
+        for operator in net.Proto().op
+        if operator.type == OPERATOR
+        for argument in operator.arg
+        if argument.name == "recurrent_states"
+        for blob in argument.strings
+    }
+    suffixes = itertools.chain([""], ("_{}".format(number) for number in itertools.count(1)))
+    candidates = ((scope + suffix, wiring.outer_states(cell, scope + suffix, suffix)) for suffix in suffixes)
+    return next(
+        (candidate, outer)
+        for candidate, outer in candidates
+        if in_use.isdisjoint(blobs.states for blobs in outer)
+        and not any(net.BlobIsDefined(blob) for blob in _produced(candidate, outer))
+    )
+
+
+def _produced(scope: str, outer: Sequence[wiring.OuterState]) -> List[str]:
+    visible = [blob for blobs in outer for blob in (blobs.all_steps, blobs.last_step)]
+    return visible + [core.ScopedName("{}/{}".format(scope, STEP_WORKSPACES))]

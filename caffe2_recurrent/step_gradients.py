@@ -1,0 +1,152 @@
+"""Caffe2's gradient pass over the operators of a step, made safe for gradients that pass through unchanged.
+
+Some gradients need no operator: for `y = Sum(a, b)` Caffe2 lets `y_grad` stand for the gradients of a and b as well.
+In a step net two things can go wrong with that, and here, only where they would, a `Copy` gives the gradient a blob
+of its own at the moment it is right:
+
+    y = Sum(o, b), o an output of the step    o's gradient from outside, `o_grad`, would be replaced by `y_grad`
+                                              instead of being added to it
+    y = Scale(y); y = Sum(y, a)               the gradient of Scale overwrites `y_grad` before a's producer, or a
+                                              link, has read it as a's gradient
+"""
+
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+
+from caffe2.proto import caffe2_pb2
+from caffe2.python import core
+
+from caffe2_recurrent.problems import Problems, names
+
+GRADIENT_SUFFIX = "_grad"
+
+
+class StepGradients(NamedTuple):
+    """The gradient operators of a step, and the gradient (dense name or `GradientSlice`) of each blob by name."""
+
+    operators: List[caffe2_pb2.OperatorDef]
+    of: Dict[str, Any]
+
+
+def gradient_name(blob: str) -> str:
+    return blob + GRADIENT_SUFFIX
+
+
+def derive(
+    operators: Sequence[caffe2_pb2.OperatorDef], output_gradients: Dict[str, str], problems: Problems
+) -> StepGradients:
+    """The gradient pass for `output_gradients` (step output -> its gradient); what has no gradient is a problem."""
+    try:
+        representation = _Representation(operators, frozenset(output_gradients))
+    except ValueError as error:
+        # Caffe2's own check of StopGradient.
+        problems.add("{}", _first_line(error))
+        return StepGradients([], {})
+    try:
+        derived, of = representation.GetBackwardPass(dict(output_gradients))
+    except Exception:
+        # After a failure the pass went on with assumed gradients, which may lead it astray.
+        if not representation.failures:
+            raise
+        derived, of = [], {}
+    for text in representation.failures:
+        problems.add("{}", text)
+    return StepGradients(derived, {str(blob): gradient for blob, gradient in of.items()})
+
+
+class _Representation(core.IR):
+    """Caffe2's own bookkeeping of a gradient pass, asked to keep gradients apart and to collect failures.
+
+    The three methods overridden here are where Caffe2 takes up one forward operator's gradients (source:
+    caffe2/python/core.py, `IR`); their names and arguments are the same in every Caffe2 from torch 1.4 to 1.10.
+    """
+
+    def __init__(self, operators: Sequence[caffe2_pb2.OperatorDef], outputs: frozenset) -> None:
+        self._outputs = outputs
+        self._first_read: Dict[str, int] = {}
+        self.failures: List[str] = []
+        for index, operator in enumerate(operators):
+            for blob in operator.input:
+                self._first_read.setdefault(blob, index)
+        super().__init__(operators)
+
+    def BuildGradientGenerators(  # noqa: N802
+        self, fwd_op_idx: int, gradient_ops: List[Any], g_output: List[Any], g_input: List[Any]
+    ) -> None:
+        operator = self.ssa[fwd_op_idx].op
+        for position, gradient in enumerate(g_input):
+            if gradient in g_output and self._must_own(fwd_op_idx, operator.input[position], gradient):
+                own = gradient_name(operator.input[position])
+                # Both lists are the caller's, which goes on with what stands in them.
+                gradient_ops.append(copy_operator(gradient, own, operator))
+                g_input[position] = own
+        super().BuildGradientGenerators(fwd_op_idx, gradient_ops, g_output, g_input)
+
+    def _must_own(self, index: int, blob: str, gradient: Any) -> bool:
+        if not isinstance(gradient, str):
+            return False
+        read_version = self.ssa[index].in_versions[blob]
+        if blob in self._outputs and read_version == self.frontier[blob]:
+            return True
+        # The gradient of every earlier reader of `source` is written to the same name, later in the backward pass.
+        source = gradient[: -len(GRADIENT_SUFFIX)]
+        return source != blob and self._first_read.get(source, index) < index
+
+    def _GenerateGradientsForForwardOp(  # noqa: N802
+        self, forward_op_idx: int, input_to_grad: Dict[str, Any]
+    ) -> Tuple[Dict[str, Any], List[Any]]:
+        try:
+            return super()._GenerateGradientsForForwardOp(forward_op_idx, input_to_grad)
+        except Exception as error:
+            operator, in_versions, _ = self.ssa[forward_op_idx]
+            self.failures.append(self._explain(forward_op_idx, input_to_grad, error))
+            # Go on as if there were a gradient, so that operators further up are looked at as well.
+            assumed = {blob: gradient_name(blob) for blob in operator.input}
+            self.gradient_frontier.update(in_versions)
+            return assumed, []
+
+    def DoGradientAccumulation(self, fwd_op_idx: int) -> Tuple[List[Any], Dict[str, Any]]:  # noqa: N802
+        try:
+            return super().DoGradientAccumulation(fwd_op_idx)
+        except RuntimeError as error:
+            operator = self.ssa[fwd_op_idx].op
+            self.failures.append(
+                "the gradients that reach {}, read by step operator {} ({}) and others, cannot be added: {}".format(
+                    names(operator.input), fwd_op_idx, operator.type, _first_line(error)
+                )
+            )
+            return [], {}
+
+    def _explain(self, index: int, input_to_grad: Dict[str, Any], error: Exception) -> str:
+        operator = self.ssa[index].op
+        which = "step operator {} ({}, writing {})".format(index, operator.type, names(operator.output))
+        try:
+            core.GradientRegistry.GetGradientForOp(operator, [input_to_grad.get(blob) for blob in operator.output])
+        except Exception:
+            return "{} has no gradient; pass forward_only=True if none is needed, or put StopGradient before it".format(
+                which
+            )
+        return "the gradient of {} cannot be derived: {}".format(which, _first_line(error))
+
+
+def copy_operator(source: str, target: str, beside: caffe2_pb2.OperatorDef) -> caffe2_pb2.OperatorDef:
+    """`target = Copy(source)`, on the device of the operator `beside`."""
+    return operator_beside("Copy", [source], [target], beside)
+
+
+def operator_beside(
+    kind: str, inputs: Sequence[str], outputs: Sequence[str], beside: caffe2_pb2.OperatorDef, **arguments: Any
+) -> caffe2_pb2.OperatorDef:
+    """An operator between blobs of the given (full) names, on the device of the operator `beside`."""
+    device = beside.device_option if beside.HasField("device_option") else None
+    return core.CreateOperator(
+        kind,
+        [core.BlobReference(blob) for blob in inputs],
+        [core.BlobReference(blob) for blob in outputs],
+        device_option=device,
+        **arguments,
+    )
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,146 @@
+"""Running a step net through a builder, and comparing what comes out."""
+
+import numpy as np
+from caffe2.python import core, workspace
+
+import numpy_loop
+
+TOLERANCE = 2e-4
+
+
+def build(builder, step_net, net=None, **options):
+    """Add the loop to `net` (a new one by default); returns the net and its outputs."""
+    net = net or core.Net("outer")
+    merged = dict(step_net.options, **options)
+    outputs = builder(
+        net,
+        step_net.cell,
+        step_net.inputs,
+        step_net.initial,
+        step_net.links,
+        timestep=step_net.timestep,
+        **merged,
+    )
+    return net, outputs
+
+
+def positions(step_net, options=()):
+    chosen = dict(step_net.options, **dict(options)).get("outputs_with_grads", (0,))
+    return tuple(range(2 * len(step_net.initial))) if chosen == "auto" else tuple(chosen)
+
+
+def run(builder, step_net, threads=None, executor=True, **options):
+    """Values of all outputs, and the gradients of all float outer blobs for fixed random output gradients."""
+    net, outputs = build(builder, step_net, **options)
+    configure(net, executor)
+    for name, value in step_net.outer.items():
+        workspace.FeedBlob(name, value)
+    if dict(step_net.options, **options).get("forward_only"):
+        workspace.RunNetOnce(net)
+        return [workspace.FetchBlob(output) for output in outputs], {}
+    reference = reference_outputs(step_net)
+    seeds = output_gradients(step_net, options, reference)
+    given = {}
+    for position, value in seeds.items():
+        name = "given_gradient_{}".format(position)
+        workspace.FeedBlob(name, value.astype(np.float32))
+        given[outputs[position]] = net.AddExternalInput(name)
+    found = net.AddGradientOperators(given)
+    configure(net, executor)
+    workspace.RunNetOnce(net)
+    gradients = {name: workspace.FetchBlob(str(found[name])) for name in step_net.floats if name in found}
+    return [workspace.FetchBlob(output) for output in outputs], gradients
+
+
+def configure(net, executor):
+    for operator in net.Proto().op:
+        for argument in operator.arg:
+            if argument.name == "enable_rnn_executor":
+                argument.i = int(executor)
+
+
+def doubles(step_net):
+    return {
+        name: value.astype(np.float64) if value.dtype == np.float32 else value for name, value in step_net.outer.items()
+    }
+
+
+def reference_outputs(step_net, outer=None):
+    return numpy_loop.run_loop(
+        step_net.cell.Proto(),
+        step_net.inputs,
+        step_net.initial,
+        step_net.links,
+        "timestep" if step_net.timestep is None else str(step_net.timestep),
+        doubles(step_net) if outer is None else outer,
+    )
+
+
+def output_gradients(step_net, options, outputs):
+    random = np.random.RandomState(7)
+    drawn = [random.rand(*output.shape) + 0.5 for output in outputs]
+    return {position: drawn[position] for position in positions(step_net, options)}
+
+
+def reference_gradients(step_net, **options):
+    """Central differences in float64 of the loss whose output gradients `run` feeds."""
+    values = doubles(step_net)
+    seeds = output_gradients(step_net, options, reference_outputs(step_net, values))
+
+    def loss(values):
+        outputs = reference_outputs(step_net, values)
+        return sum((outputs[position] * seed).sum() for position, seed in seeds.items())
+
+    moving = [name for name in step_net.floats if name not in step_net.stopped]
+    gradients = numpy_loop.numerical_gradients(loss, values, moving)
+    gradients.update({name: np.zeros_like(values[name]) for name in step_net.stopped})
+    return gradients
+
+
+def assert_close(found, expected, what, tolerance=TOLERANCE):
+    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance, err_msg=str(what))
+
+
+def assert_right(builder, step_net, **options):
+    """Outputs and gradients equal the numpy loop's; a blob without a gradient has a zero one there."""
+    outputs, gradients = run(builder, step_net, **options)
+    for index, (output, expected) in enumerate(zip(outputs, reference_outputs(step_net))):
+        assert_close(output, expected, "output {}".format(index))
+    options.pop("executor", None)
+    if dict(step_net.options, **options).get("forward_only"):
+        return
+    for name, expected in reference_gradients(step_net, **options).items():
+        assert_close(gradients.get(name, np.zeros_like(expected)), expected, "gradient of {}".format(name))
+
+
+def differences(ours, theirs):
+    """In what two operators differ; step nets are compared operator by operator, their names left out."""
+    found = []
+    if list(ours.input) != list(theirs.input):
+        found.append("inputs")
+    if list(ours.output) != list(theirs.output):
+        found.append("outputs")
+    if ours.type != theirs.type or ours.device_option != theirs.device_option or ours.engine != theirs.engine:
+        found.append("type, device or engine")
+    our_arguments = {argument.name: argument for argument in ours.arg}
+    their_arguments = {argument.name: argument for argument in theirs.arg}
+    found.extend(sorted(set(our_arguments) ^ set(their_arguments)))
+    for name in sorted(set(our_arguments) & set(their_arguments)):
+        mine, other = our_arguments[name], their_arguments[name]
+        if name.endswith("step_net"):
+            equal = _nameless(mine.n) == _nameless(other.n)
+        elif name == "recompute_blobs_on_backward":
+            # Caffe2 writes a set here, in the order of its hashes.
+            equal = sorted(mine.strings) == sorted(other.strings)
+        else:
+            equal = mine == other
+        if not equal:
+            found.append(name)
+    return found
+
+
+def _nameless(step_net):
+    copy = type(step_net)()
+    copy.CopyFrom(step_net)
+    copy.ClearField("name")
+    return copy

@@ -1,0 +1,32 @@
+"""What all tests share: empty workspaces, Hypothesis's profiles, and no GPU tests without a GPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+from caffe2.python import workspace
+
+# Building a net takes as long as it takes: a deadline would only measure the machine.
+hypothesis.settings.register_profile("default", deadline=None)
+# The same examples on every run, so that a red build is red again.
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") == "true" else "default")
+
+
+@pytest.fixture(autouse=True)
+def fresh_workspace() -> Iterator[None]:
+    """Give each test an empty workspace, and leave none of its blobs behind."""
+    workspace.ResetWorkspace()
+    yield
+    workspace.ResetWorkspace()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if workspace.has_gpu_support and workspace.NumCudaDevices() > 0:
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="this Caffe2 has no GPU to use"))

@@ -1,0 +1,175 @@
+"""`recurrent_net` over the registry of step nets: the same operator as Caffe2's, right values and gradients."""
+
+import numpy as np
+import pytest
+from caffe2.python import core, recurrent, workspace
+
+import comparing
+import step_nets
+from caffe2_recurrent import recurrent_net
+
+ALL = step_nets.AS_CAFFE2 + step_nets.MENDED
+
+
+def name_of(make):
+    return make.__name__
+
+
+@pytest.mark.parametrize("scope", [None, "loop"])
+@pytest.mark.parametrize("name_scope", ["", "outer_scope"])
+@pytest.mark.parametrize("make", step_nets.AS_CAFFE2, ids=name_of)
+def test_operator_is_the_same_as_caffe2s(make, name_scope, scope):
+    with core.NameScope(name_scope):
+        step_net = make()
+        initial = [(inner, core.ScopedBlobReference(outer)) for inner, outer in step_net.initial]
+        step_net.initial = initial
+        step_net.inputs = [(inner, core.ScopedBlobReference(outer)) for inner, outer in step_net.inputs]
+        before = step_net.cell.Proto().SerializeToString()
+        ours, our_outputs = comparing.build(recurrent_net, step_net, core.Net("outer"), scope=scope)
+        assert step_net.cell.Proto().SerializeToString() == before
+        theirs = core.Net("outer")
+        theirs.Proto().name = ours.Name()
+        _, their_outputs = comparing.build(recurrent.recurrent_net, step_net, theirs, scope=scope)
+    assert comparing.differences(ours.Proto().op[0], theirs.Proto().op[0]) == []
+    assert [str(blob) for blob in our_outputs] == [str(blob) for blob in their_outputs]
+    assert list(ours.Proto().external_input) == list(theirs.Proto().external_input)
+
+
+@pytest.mark.parametrize("executor", [True, False], ids=["executor", "plain"])
+@pytest.mark.parametrize("make", ALL, ids=name_of)
+def test_values_and_gradients_are_those_of_a_numpy_loop(make, executor):
+    comparing.assert_right(recurrent_net, make(), executor=executor)
+
+
+@pytest.mark.parametrize("make", step_nets.MENDED, ids=name_of)
+def test_caffe2s_builder_fails_where_ours_differs(make):
+    """Each deviation from Caffe2's operator is there because Caffe2's is wrong; otherwise it belongs to AS_CAFFE2."""
+    step_net = make()
+    with pytest.raises(Exception):  # noqa: B017 - a KeyError, an engine error, or a wrong gradient
+        comparing.assert_right(recurrent.recurrent_net, step_net)
+
+
+def test_comparison_sees_each_kind_of_difference():
+    net, _ = comparing.build(recurrent_net, step_nets.lstm())
+    operator = net.Proto().op[0]
+
+    def altered(change):
+        other = type(operator)()
+        other.CopyFrom(operator)
+        change(other)
+        return comparing.differences(operator, other)
+
+    def argument(of, name):
+        return next(argument for argument in of.arg if argument.name == name)
+
+    assert altered(lambda other: None) == []
+    assert altered(lambda other: other.input.append("x")) == ["inputs"]
+    assert altered(lambda other: other.output.append("x")) == ["outputs"]
+    assert altered(lambda other: other.arg.add(name="extra")) == ["extra"]
+    assert altered(lambda other: argument(other, "link_offset").ints.append(1)) == ["link_offset"]
+    assert altered(lambda other: argument(other, "step_net").n.op[0].input.append("x")) == ["step_net"]
+
+
+def test_numpy_comparison_rejects_a_gradient_five_percent_off(monkeypatch):
+    step_net = step_nets.lstm()
+    true = comparing.reference_gradients(step_net)
+
+    def planted(step_net, **options):
+        return dict(true, gates_w=true["gates_w"] * 1.05)
+
+    monkeypatch.setattr(comparing, "reference_gradients", planted)
+    with pytest.raises(AssertionError, match="gradient of gates_w"):
+        comparing.assert_right(recurrent_net, step_net)
+
+
+def test_forward_only_says_nothing_of_the_backward_pass():
+    net, _ = comparing.build(recurrent_net, step_nets.lstm(forward_only=True))
+    names = {argument.name for argument in net.Proto().op[0].arg}
+    assert not any("backward" in name or "grad" in name or name == "param" for name in names)
+
+
+def test_results_are_blobs_of_the_net():
+    net, outputs = comparing.build(recurrent_net, step_nets.two_states())
+    assert [str(output) for output in outputs] == ["a_t_all", "a_t_last", "b_t_all", "b_t_last"]
+    assert all(isinstance(output, core.BlobReference) and output.Net() is net for output in outputs)
+
+
+def test_shapes_of_the_results():
+    step_net = step_nets.two_states()
+    outputs, _ = comparing.run(recurrent_net, step_net)
+    shapes = [output.shape for output in outputs]
+    assert shapes == [(3, 2, 3), (1, 2, 3), (3, 2, 2), (1, 2, 2)]
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 3), (1, 2, 3)], ids=["1-D", "2-D", "3-D"])
+def test_initial_states_of_each_rank(shape):
+    make = step_nets.Maker()
+    x, h = make.sequence(), make.state(shape=shape)
+    make.link(h, make.cell.Tanh(make.cell.Mul([x, make.fc(h, "u")], "xu"), "h_t"))
+    comparing.assert_right(recurrent_net, make.done())
+
+
+def test_strings_name_blobs_under_the_current_scope():
+    with core.NameScope("a"):
+        step_net = step_nets.product()
+        step_net.inputs = [("x_t", "X")]
+        step_net.initial = [("h_prev", "h_initial")]
+        step_net.links = {"h_prev": "h_t"}
+        net, outputs = comparing.build(recurrent_net, step_net, scope="loop")
+    operator = net.Proto().op[0]
+    assert list(operator.input) == ["a/X", "a/h_initial"]
+    assert [str(output) for output in outputs] == ["a/h_t_all", "a/h_t_last"]
+    links = next(argument for argument in operator.arg if argument.name == "link_external")
+    assert links.strings[-1] == b"a/X"
+
+
+def test_same_initial_blob_for_two_states_gets_both_gradients():
+    step_net = step_nets.state_read_by_another()
+    step_net.initial = [(inner, "a_initial") for inner, _ in step_net.initial]
+    del step_net.outer["b_initial"]
+    comparing.assert_right(recurrent_net, step_net)
+    comparing.assert_right(recurrent_net, step_net, outputs_with_grads="auto")
+
+
+def test_undeclared_state_output_still_passes_its_gradient():
+    step_net = step_nets.product()
+    del step_net.cell.Proto().external_output[:]
+    comparing.assert_right(recurrent_net, step_net)
+
+
+def test_a_step_without_any_gradient_stops_the_gradient():
+    make = step_nets.Maker()
+    x, h = make.sequence(), make.state()
+    make.link(h, make.cell.Tanh(make.cell.StopGradient(make.cell.Mul([x, h], "xh"), "stopped"), "h_t"))
+    net, outputs = comparing.build(recurrent_net, make.done())
+    assert "backward_step_net" not in {argument.name for argument in net.Proto().op[0].arg}
+    assert "X" not in net.AddGradientOperators([outputs[0]])
+
+
+@pytest.mark.parametrize("executor", [True, False], ids=["executor", "plain"])
+def test_sizes_may_change_from_run_to_run(executor):
+    step_net = step_nets.lstm()
+    net, outputs = comparing.build(recurrent_net, step_net)
+    workspace.FeedBlob("seed", np.zeros((1, 1, 1), dtype=np.float32))
+    found = net.AddGradientOperators({outputs[0]: net.AddExternalInput("seed")})
+    comparing.configure(net, executor)
+    random = np.random.RandomState(1)
+    created = False
+    for steps, batch in [(4, 2), (1, 3), (7, 1), (2, 2)]:
+        step_net.outer["GATES_IN"] = random.randn(steps, batch, 12).astype(np.float32)
+        step_net.outer["hidden_initial"] = random.randn(batch, 3).astype(np.float32)
+        step_net.outer["cell_initial"] = random.randn(batch, 3).astype(np.float32)
+        step_net.outer["lengths"] = random.randint(0, steps + 1, size=batch).astype(np.int32)
+        for name, value in step_net.outer.items():
+            workspace.FeedBlob(name, value)
+        reference = comparing.reference_outputs(step_net)
+        seed = comparing.output_gradients(step_net, {}, reference)[0]
+        workspace.FeedBlob("seed", seed.astype(np.float32))
+        if not created:
+            workspace.CreateNet(net)
+            created = True
+        workspace.RunNet(net)
+        for output, expected in zip(outputs, reference):
+            comparing.assert_close(workspace.FetchBlob(output), expected, output)
+        for name, expected in comparing.reference_gradients(step_net).items():
+            comparing.assert_close(workspace.FetchBlob(str(found[name])), expected, name)
