@@ -114,7 +114,7 @@ class _Reader:
         if not isinstance(value, collections.abc.Mapping):
             self.problems.add("links must map state inputs of the step to its outputs; got {}", given(value))
             return {}
-        links = {}
+        links: Dict[str, str] = {}
         for state, output in value.items():
             if not (is_blob(state) and is_blob(output)):
                 self.problems.add("links takes blobs or their names; got {}: {}", given(state), given(output))
@@ -149,6 +149,10 @@ class _Reader:
                 self.problems.add("{} takes blobs or their names; got {}", role, given(blob))
         return tuple(dict.fromkeys(self.inner(blob) for blob in blobs if is_blob(blob)))
 
+    def sizes(self, value: Any) -> None:
+        if value is not None:
+            _deprecated("scratch_sizes")
+
     def flag(self, role: str, value: Any) -> bool:
         if not isinstance(value, bool) and value not in (0, 1):
             self.problems.add("{} must be True or False; got {}", role, given(value))
@@ -178,8 +182,7 @@ def read(
     """Check the types of all arguments at once; raises `TypeError` naming each that is wrong."""
     problems = Problems(caller)
     reader = _Reader(problems)
-    if scratch_sizes is not None:
-        _deprecated("scratch_sizes")
+    reader.sizes(scratch_sizes)
     reader.nets(net, cell_net)
     request = Request(
         net=net,
@@ -198,6 +201,7 @@ def read(
 
 
 def _deprecated(what: str) -> None:
+    # For a method of _Reader: it, `read` and `recurrent_net` stand between here and the caller's line.
     warnings.warn(
         "recurrent_net ignores {}: the engine finds sizes by itself".format(what), DeprecationWarning, stacklevel=5
     )

@@ -19,6 +19,7 @@
 Source: RecurrentNetworkGradientOp in caffe2/operators/rnn/recurrent_network_op.h.
 """
 
+import itertools
 from dataclasses import dataclass
 from typing import Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
@@ -149,15 +150,11 @@ def _kept_blobs(cell: Cell, backward_operators: Sequence[caffe2_pb2.OperatorDef]
         written.update(operator.output)
     # State outputs are kept in the state blobs.
     exported = frozenset(cell.step_net.external_output).union(state.inner_output for state in cell.states)
-    _, versions = core.get_ssa(cell.step_net)
-    return tuple(
-        blob for blob, version in versions.items() if version > 0 and blob in needed and blob not in exported
-    )
+    in_order = dict.fromkeys(itertools.chain(cell.step_net.external_input, cell.writes))
+    return tuple(blob for blob in in_order if blob in cell.writes and blob in needed and blob not in exported)
 
 
-def _accumulating(
-    operators: Iterable[caffe2_pb2.OperatorDef], received: frozenset
-) -> Iterable[caffe2_pb2.OperatorDef]:
+def _accumulating(operators: Iterable[caffe2_pb2.OperatorDef], received: frozenset) -> Iterable[caffe2_pb2.OperatorDef]:
     for operator in operators:
         clashing = [
             position

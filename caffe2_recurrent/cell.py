@@ -2,7 +2,8 @@
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Dict, FrozenSet, Iterable, List, Tuple
+from typing import Counter as CounterType
+from typing import Dict, Iterable, List, Tuple
 
 from caffe2.proto import caffe2_pb2
 
@@ -29,9 +30,13 @@ class State:
 
 @dataclass(frozen=True)
 class Cell:
-    """One step of a recurrent network. `step_net` is a copy of the caller's net; nobody changes it."""
+    """One step of a recurrent network. `step_net` is a copy of the caller's net; nobody changes it.
+
+    `writes` counts how often the step writes each blob, in the order of the first time.
+    """
 
     step_net: caffe2_pb2.NetDef
+    writes: CounterType[str]
     sequences: Tuple[Sequence, ...]
     states: Tuple[State, ...]
     references: Tuple[str, ...]
@@ -48,10 +53,6 @@ class Cell:
         """The inputs of the operator in the engine's order: sequences, initial values, references."""
         sequences = [sequence.outer for sequence in self.sequences]
         return sequences + [state.outer_initial for state in self.states] + list(self.references)
-
-
-def written_blobs(step_net: caffe2_pb2.NetDef) -> FrozenSet[str]:
-    return frozenset(output for operator in step_net.op for output in operator.output)
 
 
 def read_cell(request: Request, problems: Problems) -> Cell:
@@ -71,7 +72,8 @@ def read_cell(request: Request, problems: Problems) -> Cell:
     roles = [sequence.inner for sequence in sequences] + [state.inner_input for state in states] + [timestep]
     taken = frozenset(roles)
     references = tuple(dict.fromkeys(blob for blob in step_net.external_input if blob not in taken))
-    cell = Cell(step_net, sequences, states, references, timestep)
+    writes = Counter(output for operator in step_net.op for output in operator.output)
+    cell = Cell(step_net, writes, sequences, states, references, timestep)
 
     _check_nets(request, problems)
     _check_inputs(cell, request, problems)
@@ -108,14 +110,15 @@ def _check_inputs(cell: Cell, request: Request, problems: Problems) -> None:
         elif blob in roles:
             problems.add("'{}' is given as {} and as {}; it can be one of them", blob, roles[blob], role)
         roles.setdefault(blob, role)
-    for operator in cell.step_net.op:
-        if cell.timestep in operator.output:
-            problems.add("step operator {} writes the timestep '{}', which the engine sets", operator.type, cell.timestep)
+    if cell.timestep in cell.writes:
+        writers = [operator.type for operator in cell.step_net.op if cell.timestep in operator.output]
+        for writer in writers:
+            problems.add("step operator {} writes the timestep '{}', which the engine sets", writer, cell.timestep)
 
 
 def _check_links(cell: Cell, request: Request, problems: Problems) -> None:
     state_inputs = frozenset(state.inner_input for state in cell.states)
-    for inner_input, inner_output in request.links.items():
+    for inner_input in request.links:
         if inner_input not in state_inputs:
             problems.add(
                 "links names '{}', which has no initial value; initial_cell_inputs has {}",
@@ -125,14 +128,14 @@ def _check_links(cell: Cell, request: Request, problems: Problems) -> None:
     for state in cell.states:
         if state.inner_input not in request.links:
             problems.add("state '{}' has no link to the step output that becomes its next value", state.inner_input)
-    written = written_blobs(cell.step_net)
+    declared = frozenset(cell.step_net.external_input)
     linked = {state.inner_input: state.inner_output for state in cell.states if state.inner_output}
     for inner_input, inner_output in linked.items():
         if inner_input == inner_output:
             problems.add("state '{}' is linked to itself; write its next value to a blob of its own", inner_input)
-        elif inner_output not in written:
+        elif inner_output not in cell.writes:
             problems.add("state '{}' is linked to '{}', which no step operator writes", inner_input, inner_output)
-        elif inner_output in cell.step_net.external_input:
+        elif inner_output in declared:
             problems.add(
                 "state '{}' is linked to '{}', which is an external input of the step; write to a blob of its own",
                 inner_input,
@@ -141,7 +144,9 @@ def _check_links(cell: Cell, request: Request, problems: Problems) -> None:
     for inner_output, count in Counter(linked.values()).items():
         if count > 1:
             sharing = [state for state, output in linked.items() if output == inner_output]
-            problems.add("states {} are linked to the same output '{}'; each needs its own", names(sharing), inner_output)
+            problems.add(
+                "states {} are linked to the same output '{}'; each needs its own", names(sharing), inner_output
+            )
 
 
 def _check_reads(cell: Cell, problems: Problems) -> None:
@@ -166,7 +171,8 @@ def _check_reads(cell: Cell, problems: Problems) -> None:
 def _check_apart(cell: Cell, request: Request, problems: Problems) -> None:
     """A blob that exists outside is one for all steps: what a step computes must not carry such a name."""
     own = dict.fromkeys(_own_blobs(cell))
-    clashing = [blob for blob in own if blob in frozenset(cell.outer_inputs) or request.net.BlobIsDefined(blob)]
+    outer = frozenset(cell.outer_inputs)
+    clashing = [blob for blob in own if blob in outer or request.net.BlobIsDefined(blob)]
     if clashing and request.net is not request.cell_net:
         problems.add(
             "the step net computes or receives {}, of which net '{}' has a blob of the same name; "
@@ -179,5 +185,4 @@ def _check_apart(cell: Cell, request: Request, problems: Problems) -> None:
 def _own_blobs(cell: Cell) -> Iterable[str]:
     declared = frozenset(cell.step_net.external_input)
     yield from (blob for blob in cell.linked if blob)
-    for operator in cell.step_net.op:
-        yield from (blob for blob in operator.output if blob not in declared)
+    yield from (blob for blob in cell.writes if blob not in declared)

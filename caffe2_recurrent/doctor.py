@@ -163,8 +163,7 @@ def _run(model: Any, hidden_all: Any, gradients: dict[Any, Any]) -> tuple[float,
     expected = sum(float((slope.astype(np.float64) ** 2).sum()) for slope in slopes)
     step = 1e-4
     ahead, behind = (
-        _lstm_in_numpy(x, *[w + side * step * slope for w, slope in zip(weights, slopes)]).sum()
-        for side in (1, -1)
+        _lstm_in_numpy(x, *[w + side * step * slope for w, slope in zip(weights, slopes)]).sum() for side in (1, -1)
     )
     measured = float(ahead - behind) / (2 * step)
     # A gradient of zero is no gradient: it must not pass as one that fits.

@@ -67,16 +67,14 @@ def _check_dropped(
             )
 
 
-def _check_misplaced(
-    operator: caffe2_pb2.OperatorDef, backward: caffe2_pb2.OperatorDef, problems: Problems
-) -> None:
+def _check_misplaced(operator: caffe2_pb2.OperatorDef, backward: caffe2_pb2.OperatorDef, problems: Problems) -> None:
     name = gradient_name(operator.input[0])
     renamed = _argument(backward, name + ".rename")
     written = renamed.s.decode() if renamed is not None else name
     if backward.output[0] != written:
         problems.add(
-            "the gradient of sequence '{}' is lost: a later operator reads '{}' too, so Caffe2 expects it in '{}' while "
-            "the engine writes '{}'; give the loop a Copy of '{}', or pass outputs_with_grads='auto'",
+            "the gradient of sequence '{}' is lost: a later operator reads '{}' too, so Caffe2 expects it in '{}' "
+            "while the engine writes '{}'; give the loop a Copy of '{}', or pass outputs_with_grads='auto'",
             operator.input[0],
             operator.input[0],
             backward.output[0],

@@ -56,7 +56,9 @@ def make_gradient(
             return [], [None] * len(operator.input)
         raise ValueError(
             "a gradient reaches {}, outputs of a RecurrentNetwork that was built with forward_only=True; "
-            "build it without, or put StopGradient after it".format(names(_arrived(operator, output_gradients).values()))
+            "build it without, or put StopGradient after it".format(
+                names(_arrived(operator, output_gradients).values())
+            )
         )
     positions = _positions(operator, arguments, output_gradients)
     incoming, before = _dense_gradients(operator, positions, output_gradients)

@@ -79,7 +79,9 @@ def LSTM(  # noqa: N802
     request = _read(
         model, input_blob, seq_lengths, initial_states, dim_in, dim_out, scope, outputs_with_grads, forget_bias
     )
-    specs = parameters.fc_specs("i2h", dim_in, GATES * dim_out) + parameters.fc_specs("gates_t", dim_out, GATES * dim_out)
+    specs = parameters.fc_specs("i2h", dim_in, GATES * dim_out) + parameters.fc_specs(
+        "gates_t", dim_out, GATES * dim_out
+    )
     if request.outer_initial is None:
         specs += _state_specs(dim_out)
     with all_or_nothing(model):

@@ -9,12 +9,21 @@ from typing import Dict, List, NamedTuple, Sequence
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.cell import Cell, written_blobs
+from caffe2_recurrent.cell import Cell
 from caffe2_recurrent.problems import Problems, names
 
 # They draw anew each time they run, so a second run yields other values than the forward pass used.
 RANDOM_OPERATORS = frozenset(
-    ["Dropout", "GaussianFill", "MSRAFill", "RandomSoftmax", "UniformFill", "UniformIntFill", "UniqueUniformFill", "XavierFill"]
+    [
+        "Dropout",
+        "GaussianFill",
+        "MSRAFill",
+        "RandomSoftmax",
+        "UniformFill",
+        "UniformIntFill",
+        "UniqueUniformFill",
+        "XavierFill",
+    ]
 )
 
 
@@ -27,8 +36,10 @@ class Recompute(NamedTuple):
 
 def plan_recompute(cell: Cell, blobs: Sequence[str], problems: Problems) -> Recompute:
     """The operators that write `blobs`; notes in `problems` what cannot be recomputed."""
+    if not blobs:
+        return Recompute([], [])
     wanted = frozenset(blobs)
-    unknown = [blob for blob in blobs if blob not in written_blobs(cell.step_net)]
+    unknown = [blob for blob in blobs if blob not in cell.writes]
     if unknown:
         problems.add("recompute_blobs_on_backward names {}, which no step operator writes", names(unknown))
     operators = []
@@ -60,11 +71,10 @@ def plan_recompute(cell: Cell, blobs: Sequence[str], problems: Problems) -> Reco
 
 def _check_unchanged(cell: Cell, wanted: frozenset, problems: Problems) -> None:
     """An operator that runs again must find its inputs as they were; in-place operators may have changed them."""
-    final = Counter(output for operator in cell.step_net.op for output in operator.output)
     version: Dict[str, int] = Counter()
     for index, operator in enumerate(cell.step_net.op):
         if not wanted.isdisjoint(operator.output):
-            changed = [blob for blob in operator.input if blob not in wanted and version[blob] != final[blob]]
+            changed = [blob for blob in operator.input if blob not in wanted and version[blob] != cell.writes[blob]]
             if changed:
                 problems.add(
                     "recomputing {} needs {} as step operator {} ({}) read it, but a later operator overwrites it; "

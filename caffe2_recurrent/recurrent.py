@@ -1,6 +1,6 @@
 """`recurrent_net`: one RecurrentNetwork operator from a step net, with the backward step derived from it.
 
-    arguments -> cell -> backward -> wiring -> operator
+arguments -> cell -> backward -> wiring -> operator
 """
 
 import itertools

@@ -8,12 +8,15 @@ of its own at the moment it is right:
                                               instead of being added to it
     y = Scale(y); y = Sum(y, a)               the gradient of Scale overwrites `y_grad` before a's producer, or a
                                               link, has read it as a's gradient
+    z = Sum(y, b); y = Sum(y, a)              `y_grad`, which stands for the gradient of two values of y, would have to
+                                              be added up into itself; Caffe2 refuses
 """
 
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+import bisect
+from typing import Any, Dict, List, NamedTuple, Sequence, Set, Tuple
 
 from caffe2.proto import caffe2_pb2
-from caffe2.python import core
+from caffe2.python import core, scope
 
 from caffe2_recurrent.problems import Problems, names
 
@@ -62,34 +65,84 @@ class _Representation(core.IR):
 
     def __init__(self, operators: Sequence[caffe2_pb2.OperatorDef], outputs: frozenset) -> None:
         self._outputs = outputs
-        self._first_read: Dict[str, int] = {}
+        self._overwritten: Dict[str, List[int]] = {}
+        self._writes: Dict[Tuple[Any, ...], bool] = {}
+        self._read_by: Dict[Tuple[str, int], List[int]] = {}
         self.failures: List[str] = []
-        for index, operator in enumerate(operators):
-            for blob in operator.input:
-                self._first_read.setdefault(blob, index)
         super().__init__(operators)
+        self._producers = {
+            (blob, version): index
+            for index, operator in enumerate(self.ssa)
+            for blob, version in operator.out_versions.items()
+        }
 
     def BuildGradientGenerators(  # noqa: N802
         self, fwd_op_idx: int, gradient_ops: List[Any], g_output: List[Any], g_input: List[Any]
     ) -> None:
         operator = self.ssa[fwd_op_idx].op
+        computed = frozenset(output for gradient_op in gradient_ops for output in gradient_op.output)
         for position, gradient in enumerate(g_input):
-            if gradient in g_output and self._must_own(fwd_op_idx, operator.input[position], gradient):
+            passed_through = isinstance(gradient, str) and gradient not in computed
+            if passed_through and self._must_own(fwd_op_idx, operator.input[position], gradient):
                 own = gradient_name(operator.input[position])
+                if own == gradient:
+                    own += "_own"
                 # Both lists are the caller's, which goes on with what stands in them.
                 gradient_ops.append(copy_operator(gradient, own, operator))
                 g_input[position] = own
         super().BuildGradientGenerators(fwd_op_idx, gradient_ops, g_output, g_input)
 
-    def _must_own(self, index: int, blob: str, gradient: Any) -> bool:
-        if not isinstance(gradient, str):
-            return False
+    def _must_own(self, index: int, blob: str, gradient: str) -> bool:
+        """Whether the gradient of `blob`, passed through operator `index` under this name, needs a blob of its own."""
         read_version = self.ssa[index].in_versions[blob]
         if blob in self._outputs and read_version == self.frontier[blob]:
             return True
-        # The gradient of every earlier reader of `source` is written to the same name, later in the backward pass.
         source = gradient[: -len(GRADIENT_SUFFIX)]
-        return source != blob and self._first_read.get(source, index) < index
+        readers = self._readers(blob, read_version)
+        if source == blob:
+            return len(readers) > 1
+        # The name must keep its value until it is read: right here if gradients of several readers are added up here,
+        # else at the latest by the producer's gradient; that of an external input is read at the very end.
+        added_here = index == readers[0] and bool(self.gradient_generators[blob][read_version])
+        read_at = index if added_here else self._producers.get((blob, read_version), 0)
+        overwrites = self._overwrites(source)
+        return bisect.bisect_left(overwrites, read_at) < bisect.bisect_left(overwrites, index)
+
+    def _readers(self, blob: str, version: int) -> List[int]:
+        # Remembered: a blob that all operators read would be gone through for each of them.
+        if (blob, version) not in self._read_by:
+            # Caffe2 counts the end of the net as a reader of the outputs.
+            usages = self.input_usages[blob][version]
+            self._read_by[blob, version] = [index for index in usages if index < len(self.ssa)]
+        return self._read_by[blob, version]
+
+    def _overwrites(self, blob: str) -> List[int]:
+        """The operators, in forward order, at which the backward pass writes `<blob>_grad`."""
+        if blob not in self._overwritten:
+            found: Set[int] = set()
+            for version in list(self.input_usages[blob]):
+                readers = self._readers(blob, version)
+                found.update(index for index in readers if self._writes_gradient(index, blob))
+                if len(readers) > 1:
+                    found.add(readers[0])
+            self._overwritten[blob] = sorted(found)
+        return self._overwritten[blob]
+
+    def _writes_gradient(self, index: int, blob: str) -> bool:
+        """Whether the gradient of this reader of `blob` is computed, not passed through."""
+        operator = self.ssa[index].op
+        positions = tuple(at for at, name in enumerate(operator.input) if name == blob)
+        arguments = tuple(argument.SerializeToString() for argument in operator.arg)
+        key = (operator.type, arguments, len(operator.input), positions)
+        if key not in self._writes:
+            try:
+                gradients = [gradient_name(output) for output in operator.output]
+                derived, _ = core.GradientRegistry.GetGradientForOp(operator, gradients)
+            except Exception:
+                # It is reported when its turn comes.
+                derived = []
+            self._writes[key] = any(gradient_name(blob) in gradient.output for gradient in derived)
+        return self._writes[key]
 
     def _GenerateGradientsForForwardOp(  # noqa: N802
         self, forward_op_idx: int, input_to_grad: Dict[str, Any]
@@ -121,7 +174,9 @@ class _Representation(core.IR):
         which = "step operator {} ({}, writing {})".format(index, operator.type, names(operator.output))
         try:
             core.GradientRegistry.GetGradientForOp(operator, [input_to_grad.get(blob) for blob in operator.output])
-        except Exception:
+        except Exception as refusal:
+            if "schema" in str(refusal):
+                return "{} cannot read {}: that does not fit the operator's schema".format(which, names(operator.input))
             return "{} has no gradient; pass forward_only=True if none is needed, or put StopGradient before it".format(
                 which
             )
@@ -130,7 +185,12 @@ class _Representation(core.IR):
 
 def copy_operator(source: str, target: str, beside: caffe2_pb2.OperatorDef) -> caffe2_pb2.OperatorDef:
     """`target = Copy(source)`, on the device of the operator `beside`."""
-    return operator_beside("Copy", [source], [target], beside)
+    # There may be one for each operator of the step, and `CreateOperator` takes several times as long.
+    copy = caffe2_pb2.OperatorDef(name="", type="Copy", input=[source], output=[target])
+    device = beside.device_option if beside.HasField("device_option") else scope.CurrentDeviceScope()
+    if device is not None:
+        copy.device_option.CopyFrom(device)
+    return copy
 
 
 def operator_beside(

@@ -1,11 +1,13 @@
 """Building into a model so that a failure leaves it as it was."""
 
 import contextlib
+import copy
 from typing import Any, Callable, Iterator, List
 
 from caffe2.python import core
 from caffe2.python.model_helper import ModelHelper
 
+_COUNTERS = ("_next_name_index", "_next_blob_name_ids")
 _PARAMETER_LISTS = ("params", "weights", "biases", "_computed_params")
 
 
@@ -49,12 +51,13 @@ def _net_reset(net: core.Net) -> Callable[[], None]:
     proto = net.Proto()
     undo: List[Callable[[], None]] = [_truncation(proto.op)]
     undo += [_truncation(proto.external_input), _truncation(proto.external_output)]
-    counters = net._next_name_index, dict(net._next_blob_name_ids)
+    # Older Caffe2 has only the first of these counters.
+    counters = {name: copy.copy(net.__dict__[name]) for name in _COUNTERS if name in net.__dict__}
 
     def reset() -> None:
         for step in undo:
             step()
-        net._next_name_index, net._next_blob_name_ids = counters[0], dict(counters[1])
+        net.__dict__.update(counters)
         net._InvalidateLookupTables()
 
     return reset

@@ -158,6 +158,17 @@ def state_read_twice_by_others():
     return make.done(outputs_with_grads=(0, 1, 2, 3))
 
 
+def chain_of_states():
+    """Each state reads the one before: several gradients meet one from outside."""
+    make = Maker()
+    x, states = make.sequence(), [make.state(name) for name in "abc"]
+    value = x
+    for state, name in zip(states, "abc"):
+        value = make.cell.Tanh(make.cell.Mul([make.fc(state, "u" + name), value], "m" + name), name + "_t")
+        make.link(state, value)
+    return make.done(outputs_with_grads=(0, 2, 5))
+
+
 def in_place():
     make = Maker()
     x, h = make.sequence(), make.state()
@@ -222,6 +233,7 @@ AS_CAFFE2 = [
     two_states,
     state_read_by_another,
     state_read_twice_by_others,
+    chain_of_states,
     in_place,
     reference_read_twice,
     several_parameters,
@@ -280,6 +292,29 @@ def state_summed_into_another():
     make.link(a, a_t)
     make.link(b, make.cell.Sum([a_t, b], "b_t"))
     return make.done(outputs_with_grads=(0, 1, 2, 3))
+
+
+def two_states_read_by_one_operator():
+    """Both gradients of one operator meet a gradient from outside."""
+    make = Maker()
+    x, a, b, c = make.sequence(), make.state("a"), make.state("b"), make.state("c")
+    a_t = make.cell.Tanh(make.cell.Mul([a, x], "ax"), "a_t")
+    b_t = make.cell.Sigmoid(make.cell.Mul([b, x], "bx"), "b_t")
+    make.link(a, a_t)
+    make.link(b, b_t)
+    make.link(c, make.cell.Mul([make.cell.Mul([a_t, b_t], "ab"), c], "c_t"))
+    return make.done(outputs_with_grads=(0, 3, 4))
+
+
+def value_read_before_it_is_added_to():
+    """y is read, then added to in place: `y_grad` would stand for the gradients of both values."""
+    make = Maker()
+    x, a, b = make.sequence(), make.state("a"), make.state("b")
+    y = make.cell.Scale(make.cell.Mul([a, x], "ax"), "y", scale=0.5)
+    make.link(a, make.cell.Tanh(make.cell.Sum([b, y], "by"), "a_t"))
+    make.cell.Sum([y, make.fc(x, "u")], [y])
+    make.link(b, y)
+    return make.done(outputs_with_grads=(0, 2))
 
 
 def unused_previous_state():
@@ -365,6 +400,8 @@ MENDED = [
     references_added_last,
     scaled_in_place_before_sum,
     state_summed_into_another,
+    two_states_read_by_one_operator,
+    value_read_before_it_is_added_to,
     unused_previous_state,
     sequence_without_gradient,
     sparse_and_twice,

@@ -1,0 +1,36 @@
+"""Files that are either whole or not there: written under another name, then renamed."""
+
+import contextlib
+import os
+from typing import Iterator
+
+from char_errors import WriteError
+
+
+@contextlib.contextmanager
+def replacing(path: str) -> Iterator[str]:
+    """Yields a temporary name beside `path`; what was written there takes the place of `path` at the end.
+
+    If the body fails, the temporary file goes and `path` stays as it was.
+    """
+    part = "{}.{}.part".format(path, os.getpid())
+    try:
+        yield part
+        flush_to_disk(part)
+        os.replace(part, path)
+    except OSError as error:
+        raise WriteError("cannot write {}: {}".format(path, error.strerror)) from error
+    finally:
+        with contextlib.suppress(OSError):
+            os.remove(part)
+
+
+def write_bytes(path: str, content: bytes) -> None:
+    with replacing(path) as part, open(part, "wb") as stream:
+        stream.write(content)
+
+
+def flush_to_disk(path: str) -> None:
+    # Renaming can reach the disk before the content does; a crash in between would leave an empty file.
+    with open(path, "rb+") as stream:
+        os.fsync(stream.fileno())
