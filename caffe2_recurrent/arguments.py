@@ -8,10 +8,12 @@ does not add the scope.
 """
 
 import collections.abc
+import numbers
 import warnings
 from dataclasses import dataclass
 from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Tuple, Union
 
+import numpy as np
 from caffe2.python import core
 
 from caffe2_recurrent.problems import Problems, given
@@ -48,7 +50,8 @@ def is_blob(value: Any) -> bool:
 
 
 def is_integer(value: Any) -> bool:
-    return hasattr(value, "__index__") and not isinstance(value, bool)
+    """Python's and numpy's whole numbers; no flags and no arrays."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def outer_name(blob: Blob) -> str:
@@ -68,6 +71,14 @@ def read_outputs_with_grads(value: Any, problems: Problems) -> Optional[Tuple[in
         if not is_integer(position):
             problems.add("outputs_with_grads takes whole numbers; got {}", given(position))
     return tuple(int(position) for position in positions if is_integer(position))
+
+
+def read_flag(role: str, value: Any, problems: Problems) -> bool:
+    """True or False; 0 and 1 count, as in older scripts."""
+    if not isinstance(value, (bool, np.bool_)) and not (is_integer(value) and value in (0, 1)):
+        problems.add("{} must be True or False; got {}", role, given(value))
+        return False
+    return bool(value)
 
 
 class _Reader:
@@ -125,18 +136,19 @@ class _Reader:
             links[inner_input] = self.inner(output)
         return links
 
-    def optional_inner(self, role: str, value: Any) -> Optional[str]:
-        if value is not None and not is_blob(value):
-            self.problems.add("{} must be a blob or its name; got {}", role, given(value))
+    def timestep(self, value: Any) -> Optional[str]:
+        if value is None:
+            scoped = self.inner(DEFAULT_TIMESTEP)
+            return scoped if scoped in self._inner_names else None
+        if not is_blob(value):
+            self.problems.add("timestep must be a blob or its name; got {}", given(value))
             return None
-        return None if value is None else self.inner(value)
+        return self.inner(value)
 
     def scope(self, value: Any) -> Optional[str]:
         if value is not None and not is_blob(value):
             self.problems.add("scope must be a string; got {}", given(value))
             return None
-        if value is not None and not str(value):
-            self.problems.add("scope is empty; leave it out to get a generated one")
         return None if value is None else str(value)
 
     def recompute(self, value: Any) -> Tuple[str, ...]:
@@ -154,9 +166,7 @@ class _Reader:
             _deprecated("scratch_sizes")
 
     def flag(self, role: str, value: Any) -> bool:
-        if not isinstance(value, bool) and value not in (0, 1):
-            self.problems.add("{} must be True or False; got {}", role, given(value))
-        return bool(value)
+        return read_flag(role, value, self.problems)
 
     def _is_list(self, role: str, value: Any, of: str) -> bool:
         if isinstance(value, collections.abc.Iterable) and not is_blob(value) and not isinstance(value, (bytes, dict)):
@@ -190,7 +200,7 @@ def read(
         sequences=reader.pairs("inputs", inputs),
         initial_states=reader.pairs("initial_cell_inputs", initial_cell_inputs, sizes_allowed=True),
         links=reader.links(links),
-        timestep=reader.optional_inner("timestep", timestep),
+        timestep=reader.timestep(timestep),
         scope=reader.scope(scope),
         outputs_with_grads=read_outputs_with_grads(outputs_with_grads, problems),
         recompute=reader.recompute(recompute_blobs_on_backward),

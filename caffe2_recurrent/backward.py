@@ -27,8 +27,8 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
 from caffe2_recurrent.cell import Cell
-from caffe2_recurrent.problems import Problems
-from caffe2_recurrent.recompute import plan_recompute
+from caffe2_recurrent.problems import Problems, names
+from caffe2_recurrent.recompute import Recompute
 from caffe2_recurrent.step_gradients import StepGradients, derive, gradient_name, operator_beside
 from caffe2_recurrent.wiring import Link, OuterState
 
@@ -53,15 +53,20 @@ class Backward:
         return [blob for blob in cell.references if blob in self.gradients]
 
 
-def derive_backward(cell: Cell, recompute: Sequence[str], problems: Problems) -> Backward:
-    """Derive the backward step of `cell`; notes in `problems` what has no gradient or cannot be recomputed."""
-    plan = plan_recompute(cell, recompute, problems)
-    output_gradients = {state.inner_output: gradient_name(state.inner_output) for state in cell.states}
+def derive_backward(cell: Cell, recompute: Recompute, problems: Problems) -> Optional[Backward]:
+    """Derive the backward step of `cell`.
+
+    Notes in `problems` what has no gradient. None where something is wrong with the cell, now or before.
+    """
+    outputs = [state.inner_output for state in cell.states if state.inner_output in cell.writes]
+    output_gradients = {output: gradient_name(output) for output in outputs}
     derived = derive(cell.step_net.op, output_gradients, problems)
+    if problems:
+        return None
     boundary = [state.inner_input for state in cell.states] + [sequence.inner for sequence in cell.sequences]
     with_gradient = frozenset(blob for blob in boundary + list(cell.references) if blob in derived.of)
     if not with_gradient:
-        return Backward(None, {}, with_gradient, (), tuple(plan.shared_blobs))
+        return Backward(None, {}, with_gradient, (), tuple(recompute.shared_blobs))
 
     own = _OwnGradients(cell, derived, frozenset(output_gradients.values()))
     for blob in boundary:
@@ -70,15 +75,30 @@ def derive_backward(cell: Cell, recompute: Sequence[str], problems: Problems) ->
         own.claim(blob, zero_if_missing=False)
     body = derived.operators + own.operators
 
-    kept = _kept_blobs(cell, plan.operators + body)
+    kept = _kept_blobs(cell, recompute.operators + body)
     net = caffe2_pb2.NetDef(name=cell.step_net.name + "_backward", type="simple")
     net.external_input.extend(kept)
     net.external_input.extend(output_gradients.values())
     net.external_input.extend(cell.step_net.external_input)
     net.external_input.extend(cell.step_net.external_output)
-    net.op.extend(plan.operators)
-    net.op.extend(_accumulating(body, frozenset(net.external_input)))
-    return Backward(net, own.gradients, with_gradient, kept, tuple(plan.shared_blobs))
+    net.op.extend(recompute.operators)
+    accumulating = list(_accumulating(body, frozenset(net.external_input)))
+    net.op.extend(accumulating)
+    _check_apart(cell, output_gradients.values(), accumulating, problems)
+    return Backward(net, own.gradients, with_gradient, kept, tuple(recompute.shared_blobs))
+
+
+def _check_apart(
+    cell: Cell, received: Iterable[str], operators: Iterable[caffe2_pb2.OperatorDef], problems: Problems
+) -> None:
+    """A step has one workspace for both directions: a gradient must not carry the name of a blob of the step."""
+    forward = set(cell.writes).union(cell.step_net.external_input)
+    gradients = dict.fromkeys(itertools.chain(received, (blob for operator in operators for blob in operator.output)))
+    clashing = [blob for blob in gradients if blob in forward]
+    if clashing:
+        problems.add(
+            "the step net has {}, names that its backward step needs for gradients; rename them", names(clashing)
+        )
 
 
 def backward_links(cell: Cell, backward: Backward, outer: Sequence[OuterState]) -> List[Link]:
@@ -104,9 +124,10 @@ class _OwnGradients:
         self.operators: List[caffe2_pb2.OperatorDef] = []
         self._derived = derived
         self._taken = set(linked)
-        self._written = {output for operator in derived.operators for output in operator.output}
-        self._operators = cell.step_net.op
-        self._readers = _first_readers(cell.step_net.op)
+        self._step_operators = cell.step_net.op
+        # Most steps need no operator of ours, so what it takes to add one is looked up with the first.
+        self._written: Set[str] = set()
+        self._readers: Dict[str, caffe2_pb2.OperatorDef] = {}
 
     def claim(self, blob: str, zero_if_missing: bool) -> None:
         gradient = self._derived.of.get(blob)
@@ -125,11 +146,14 @@ class _OwnGradients:
             self._taken.add(self.gradients[blob])
 
     def _add(self, blob: str, kind: str, inputs: List[str], **arguments: float) -> None:
+        if not self.operators:
+            self._written.update(output for operator in self._derived.operators for output in operator.output)
+            self._readers = _first_readers(self._step_operators)
         target = gradient_name(blob)
         while target in self._written or target in self._taken:
             target += "_own"
         self._written.add(target)
-        beside = self._readers.get(blob, self._operators[0])
+        beside = self._readers.get(blob, self._step_operators[0])
         self.operators.append(operator_beside(kind, inputs, [target], beside, **arguments))
         self.gradients[blob] = target
 

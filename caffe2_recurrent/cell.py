@@ -78,7 +78,6 @@ def read_cell(request: Request, problems: Problems) -> Cell:
     _check_nets(request, problems)
     _check_inputs(cell, request, problems)
     _check_links(cell, request, problems)
-    _check_reads(cell, problems)
     _check_apart(cell, request, problems)
     return cell
 
@@ -91,6 +90,13 @@ def _check_nets(request: Request, problems: Problems) -> None:
 def _check_inputs(cell: Cell, request: Request, problems: Problems) -> None:
     if not cell.sequences:
         problems.add("inputs is empty; the number of steps comes from a sequence, so at least one is needed")
+    if request.scope == "":
+        problems.add("scope is empty; leave it out to get a generated one")
+    if not cell.states:
+        problems.add("initial_cell_inputs is empty; the outputs are those of the states, so at least one is needed")
+    for blob in cell.outer_inputs[: len(cell.sequences) + len(cell.states)]:
+        if not blob:
+            problems.add("inputs or initial_cell_inputs has an outer blob with an empty name")
     declared = frozenset(cell.step_net.external_input)
     roles: Dict[str, str] = {}
     named = [("sequence", sequence.inner) for sequence in cell.sequences]
@@ -110,10 +116,27 @@ def _check_inputs(cell: Cell, request: Request, problems: Problems) -> None:
         elif blob in roles:
             problems.add("'{}' is given as {} and as {}; it can be one of them", blob, roles[blob], role)
         roles.setdefault(blob, role)
-    if cell.timestep in cell.writes:
-        writers = [operator.type for operator in cell.step_net.op if cell.timestep in operator.output]
-        for writer in writers:
-            problems.add("step operator {} writes the timestep '{}', which the engine sets", writer, cell.timestep)
+    _check_overwrites(cell, problems)
+
+
+def _check_overwrites(cell: Cell, problems: Problems) -> None:
+    """What the step receives for more than one step must not be changed by one of them."""
+    kept = dict.fromkeys((cell.timestep, *(state.inner_input for state in cell.states), *cell.references))
+    overwritten = [blob for blob in kept if blob in cell.writes]
+    for blob in overwritten:
+        index, writer = next((at, op) for at, op in enumerate(cell.step_net.op) if blob in op.output)
+        if blob == cell.timestep:
+            problems.add(
+                "step operator {} ({}) writes the timestep '{}', which the engine sets", index, writer.type, blob
+            )
+        else:
+            problems.add(
+                "step operator {} ({}) overwrites '{}', which other steps and the backward pass read as it was; "
+                "write to another blob",
+                index,
+                writer.type,
+                blob,
+            )
 
 
 def _check_links(cell: Cell, request: Request, problems: Problems) -> None:
@@ -134,7 +157,12 @@ def _check_links(cell: Cell, request: Request, problems: Problems) -> None:
         if inner_input == inner_output:
             problems.add("state '{}' is linked to itself; write its next value to a blob of its own", inner_input)
         elif inner_output not in cell.writes:
-            problems.add("state '{}' is linked to '{}', which no step operator writes", inner_input, inner_output)
+            problems.add(
+                "state '{}' is linked to '{}', which no step operator writes; the step writes {}",
+                inner_input,
+                inner_output,
+                names(cell.writes),
+            )
         elif inner_output in declared:
             problems.add(
                 "state '{}' is linked to '{}', which is an external input of the step; write to a blob of its own",
@@ -149,23 +177,28 @@ def _check_links(cell: Cell, request: Request, problems: Problems) -> None:
             )
 
 
-def _check_reads(cell: Cell, problems: Problems) -> None:
-    """The engine runs a step operator by operator, so each blob must be there when it is read."""
+def check_reads(cell: Cell, problems: Problems) -> bool:
+    """The engine runs a step operator by operator, so each blob must be there when it is read; whether it is."""
+    readable = True
     known = set(cell.step_net.external_input) | {cell.timestep}
     for index, operator in enumerate(cell.step_net.op):
-        unknown = [blob for blob in dict.fromkeys(operator.input) if blob not in known]
-        if unknown:
+        if not known.issuperset(operator.input):
+            unknown = [blob for blob in dict.fromkeys(operator.input) if blob not in known]
             problems.add(
                 "step operator {} ({}) reads {}, neither written before it nor an external input of the step net",
                 index,
                 operator.type,
                 names(unknown),
             )
-        known.update(unknown)
+            known.update(unknown)
+            readable = False
         known.update(operator.output)
     missing = [blob for blob in cell.step_net.external_output if blob not in known]
     if missing:
-        problems.add("the step net declares external outputs that no operator writes: {}", names(missing))
+        problems.add(
+            "the step net declares external outputs that no operator writes: {}; write or remove them", names(missing)
+        )
+    return readable
 
 
 def _check_apart(cell: Cell, request: Request, problems: Problems) -> None:
@@ -184,5 +217,6 @@ def _check_apart(cell: Cell, request: Request, problems: Problems) -> None:
 
 def _own_blobs(cell: Cell) -> Iterable[str]:
     declared = frozenset(cell.step_net.external_input)
+    yield cell.timestep
     yield from (blob for blob in cell.linked if blob)
     yield from (blob for blob in cell.writes if blob not in declared)

@@ -1,5 +1,6 @@
 """Does every gradient that reaches a RecurrentNetwork operator get through?"""
 
+import collections.abc
 from typing import Any, Dict, List, Mapping, Optional, Union
 
 from caffe2.proto import caffe2_pb2
@@ -31,6 +32,10 @@ def check_gradients(net: Union[ModelHelper, core.Net], gradients: Optional[Mappi
         raise TypeError(
             "check_gradients needs the gradients of net '{}': call AddGradientOperators first, and with a plain net "
             "pass the map it returns".format(net.Name())
+        )
+    if not isinstance(gradients, collections.abc.Mapping):
+        raise TypeError(
+            "check_gradients takes the map that AddGradientOperators returned; got {}".format(given(gradients))
         )
     by_name = {str(blob): gradient for blob, gradient in gradients.items() if gradient is not None}
     backward_of = {op.input[-1]: op for op in net.Proto().op if op.type == GRADIENT_OPERATOR}

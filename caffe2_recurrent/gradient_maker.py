@@ -61,6 +61,9 @@ def make_gradient(
             )
         )
     positions = _positions(operator, arguments, output_gradients)
+    if not positions:
+        # Nothing but the operator's own output has a gradient.
+        return [], [None] * len(operator.input)
     incoming, before = _dense_gradients(operator, positions, output_gradients)
 
     flags = list(arguments[SEQUENCE_GRADIENTS].ints) if SEQUENCE_GRADIENTS in arguments else [1]
@@ -122,7 +125,7 @@ def _positions(
         return list(arrived)
     positions = list(wanted.ints) if wanted is not None else []
     problems = Problems("gradient of the RecurrentNetwork in '{}'".format(_prefix(operator).rstrip("/")))
-    if not positions:
+    if not positions and arrived:
         problems.add(
             "outputs_with_grads is empty, but a gradient reaches {}; list positions {} or pass 'auto'",
             names(arrived.values()),

@@ -1,5 +1,6 @@
 """LSTM: the cell of Hochreiter and Schmidhuber (1997) with forget gate, over Caffe2's LSTMUnit operator."""
 
+import numbers
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from caffe2.python import core
@@ -7,7 +8,15 @@ from caffe2.python.model_helper import ModelHelper
 from caffe2.python.modeling.initializers import Initializer
 
 from caffe2_recurrent import parameters
-from caffe2_recurrent.arguments import Blob, OutputsWithGrads, is_blob, is_integer, outer_name, read_outputs_with_grads
+from caffe2_recurrent.arguments import (
+    Blob,
+    OutputsWithGrads,
+    is_blob,
+    is_integer,
+    outer_name,
+    read_flag,
+    read_outputs_with_grads,
+)
 from caffe2_recurrent.parameters import FCParameters, ParameterSpec
 from caffe2_recurrent.problems import Problems, given
 from caffe2_recurrent.recurrent import check_positions, recurrent_net
@@ -76,9 +85,16 @@ def LSTM(  # noqa: N802
 
     Source: caffe2/operators/lstm_unit_op.h.
     """
+    flags = {
+        "return_params": return_params,
+        "memory_optimization": memory_optimization,
+        "forward_only": forward_only,
+        "drop_states": drop_states,
+    }
     request = _read(
-        model, input_blob, seq_lengths, initial_states, dim_in, dim_out, scope, outputs_with_grads, forget_bias
+        model, input_blob, seq_lengths, initial_states, dim_in, dim_out, scope, outputs_with_grads, forget_bias, flags
     )
+    dim_in, dim_out = int(dim_in), int(dim_out)
     specs = parameters.fc_specs("i2h", dim_in, GATES * dim_out) + parameters.fc_specs(
         "gates_t", dim_out, GATES * dim_out
     )
@@ -174,6 +190,7 @@ def _read(
     scope: Any,
     outputs_with_grads: Any,
     forget_bias: Any,
+    flags: Dict[str, Any],
 ) -> _Request:
     """Check all arguments before anything is built; raises one error that names all faults."""
     types, values = Problems("LSTM"), Problems("LSTM")
@@ -197,8 +214,10 @@ def _read(
         types.add("scope must be a string; got {}", given(scope))
     elif not scope:
         values.add("scope is empty; parameters need a prefix that tells this layer from others")
-    if isinstance(forget_bias, (str, bytes)) or not hasattr(forget_bias, "__float__"):
+    if not isinstance(forget_bias, numbers.Real):
         types.add("forget_bias must be a number; got {}", given(forget_bias))
+    for name, flag in flags.items():
+        read_flag(name, flag, types)
     positions = read_outputs_with_grads(outputs_with_grads, types)
     check_positions(positions, ["hidden_all", "hidden_last", "cell_all", "cell_last"], values)
     types.raise_if_any(TypeError)

@@ -46,9 +46,13 @@ def check_shapes(model: ModelHelper, specs: Sequence[ParameterSpec], problems: P
 
 def create(model: ModelHelper, specs: Sequence[ParameterSpec]) -> List[core.BlobReference]:
     """Create the parameters, or take those of that name that the model has already."""
-    return [
-        model.create_param(
-            spec.name, spec.shape, spec.fill if model.init_params else ExternalInitializer(), tags=spec.tag
-        )
-        for spec in specs
-    ]
+    return [_create_one(model, spec) for spec in specs]
+
+
+def _create_one(model: ModelHelper, spec: ParameterSpec) -> core.BlobReference:
+    name = core.BlobReference(parameter_sharing_context.get_parameter_name(spec.name))
+    if name in model.params and model.get_param_info(name) is None:
+        # Made by an older script, which filled it and added it to model.params by hand.
+        return name
+    fill = spec.fill if model.init_params else ExternalInitializer()
+    return model.create_param(spec.name, spec.shape, fill, tags=spec.tag)

@@ -2,6 +2,8 @@
 
 from typing import Any, List, Type
 
+MOST_NAMES = 12
+
 
 class Problems:
     """The faults found in one call of `caller`; raised together by `raise_if_any`."""
@@ -16,6 +18,9 @@ class Problems:
         if text not in self._texts:
             self._texts.append(text)
 
+    def __bool__(self) -> bool:
+        return bool(self._texts)
+
     def raise_if_any(self, error: Type[Exception] = ValueError) -> None:
         """Raise `error` with all that was noted: on one line if it is one thing, else as a list."""
         if not self._texts:
@@ -27,8 +32,10 @@ class Problems:
 
 
 def names(blobs: Any) -> str:
-    """Blob names as an error shows them: quoted, in order, `nothing` if there are none."""
-    return ", ".join("'{}'".format(blob) for blob in blobs) or "nothing"
+    """Blob names as an error shows them: quoted, in order, the first dozen, `nothing` if there are none."""
+    quoted = ["'{}'".format(blob) for blob in blobs]
+    left_out = " and {} more".format(len(quoted) - MOST_NAMES) if len(quoted) > MOST_NAMES else ""
+    return (", ".join(quoted[:MOST_NAMES]) or "nothing") + left_out
 
 
 def given(value: Any) -> str:

@@ -18,10 +18,15 @@ RANDOM_OPERATORS = frozenset(
         "Dropout",
         "GaussianFill",
         "MSRAFill",
-        "RandomSoftmax",
+        "Float16UniformFill",
+        "FloatToFusedRandRowwiseQuantized",
+        "SortAndShuffle",
+        "SparseDropoutWithReplacement",
+        "SparseItemwiseDropoutWithReplacement",
         "UniformFill",
         "UniformIntFill",
         "UniqueUniformFill",
+        "WeightedSample",
         "XavierFill",
     ]
 )
@@ -39,9 +44,14 @@ def plan_recompute(cell: Cell, blobs: Sequence[str], problems: Problems) -> Reco
     if not blobs:
         return Recompute([], [])
     wanted = frozenset(blobs)
-    unknown = [blob for blob in blobs if blob not in cell.writes]
+    declared = frozenset(cell.step_net.external_input)
+    unknown = [blob for blob in blobs if blob not in cell.writes or blob in declared]
     if unknown:
-        problems.add("recompute_blobs_on_backward names {}, which no step operator writes", names(unknown))
+        problems.add(
+            "recompute_blobs_on_backward names {}, which the step does not compute; it computes {}",
+            names(unknown),
+            names(blob for blob in cell.writes if blob not in declared),
+        )
     operators = []
     for index, operator in enumerate(cell.step_net.op):
         if wanted.isdisjoint(operator.output):

@@ -3,6 +3,7 @@
 arguments -> cell -> backward -> wiring -> operator
 """
 
+import collections
 import itertools
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
@@ -11,9 +12,11 @@ from caffe2.python import core
 from caffe2_recurrent import arguments, wiring
 from caffe2_recurrent.arguments import Blob, OutputsWithGrads, Request
 from caffe2_recurrent.backward import Backward, backward_links, derive_backward
-from caffe2_recurrent.cell import Cell, read_cell
+from caffe2_recurrent.cell import Cell, check_reads, read_cell
 from caffe2_recurrent.gradient_maker import OPERATOR, gradient_arguments
-from caffe2_recurrent.problems import Problems
+from caffe2_recurrent.problems import Problems, names
+from caffe2_recurrent.recompute import plan_recompute
+from caffe2_recurrent.step_gradients import gradient_name
 
 STEP_WORKSPACES = "step_workspaces"
 
@@ -83,10 +86,14 @@ def recurrent_net(
     problems = Problems("recurrent_net")
     cell = read_cell(request, problems)
     check_positions(request.outputs_with_grads, _output_names(cell), problems)
+    recompute = plan_recompute(cell, request.recompute, problems)
+    readable = check_reads(cell, problems)
+    backward = derive_backward(cell, recompute, problems) if readable and not request.forward_only else None
+    scope, outer = _unused_names(request.net, cell, request.scope)
+    if not problems:
+        _check_apart(cell, scope, outer, problems)
     problems.raise_if_any()
-    backward = None if request.forward_only else derive_backward(cell, request.recompute, problems)
-    problems.raise_if_any()
-    return _add_operator(request, cell, backward)
+    return _add_operator(request, cell, backward, scope, outer)
 
 
 def check_positions(positions: Optional[Sequence[int]], outputs: Sequence[str], problems: Problems) -> None:
@@ -100,12 +107,38 @@ def check_positions(positions: Optional[Sequence[int]], outputs: Sequence[str], 
 
 
 def _output_names(cell: Cell) -> List[str]:
-    return [state.inner_output + ending for state in cell.states for ending in ("_all", "_last")]
+    outputs = [state.inner_output or "<output of {}>".format(state.inner_input) for state in cell.states]
+    return [output + ending for output in outputs for ending in ("_all", "_last")]
 
 
-def _add_operator(request: Request, cell: Cell, backward: Optional[Backward]) -> Tuple[core.BlobReference, ...]:
+def _check_apart(cell: Cell, scope: str, outer: Sequence[wiring.OuterState], problems: Problems) -> None:
+    """What the operator makes outside must carry no name of a blob that it reads or that a step has for itself."""
+    produced = [*_produced(scope, outer), *(blobs.states for blobs in outer)]
+    gradients = [gradient_name(blobs.states) for blobs in outer]
+    gradients += [gradient_name(blob) for blob in cell.outer_inputs[: len(cell.sequences) + len(cell.states)]]
+    read = frozenset(cell.outer_inputs)
+    for blob in produced:
+        if blob in read:
+            problems.add("the loop reads '{}' and would make a blob of that name; give it a Copy of the blob", blob)
+    inner = frozenset(cell.linked).union(cell.writes)
+    clashing = [blob for blob in dict.fromkeys(produced + gradients) if blob in inner]
+    if clashing:
+        problems.add(
+            "the step net has {}, names that the loop needs outside; rename them in the step net", names(clashing)
+        )
+    for blob, count in collections.Counter(produced).items():
+        if count > 1:
+            problems.add("two outputs of the loop would be named '{}'; rename one of the state outputs", blob)
+
+
+def _add_operator(
+    request: Request,
+    cell: Cell,
+    backward: Optional[Backward],
+    scope: str,
+    outer: Sequence[wiring.OuterState],
+) -> Tuple[core.BlobReference, ...]:
     net = request.net
-    scope, outer = _unused_names(net, cell, request.scope or net.NextName("recurrent"))
     first_position: Dict[str, int] = {}
     for position, blob in enumerate(cell.outer_inputs):
         first_position.setdefault(blob, position)
@@ -149,12 +182,13 @@ def _backward_arguments(
     return given
 
 
-def _unused_names(net: core.Net, cell: Cell, scope: str) -> Tuple[str, List[wiring.OuterState]]:
+def _unused_names(net: core.Net, cell: Cell, scope: Optional[str]) -> Tuple[str, List[wiring.OuterState]]:
     """`scope` and the outer blobs of the states; numbered where `net` has them already.
 
     Two operators that shared a state blob would spoil each other's gradients: the second forward pass overwrites
     what the first one's backward pass reads.
     """
+    scope = "{}/recurrent".format(net.Name()) if scope is None else scope
     in_use = {
         blob.decode()
         for operator in net.Proto().op

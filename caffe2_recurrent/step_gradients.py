@@ -38,18 +38,13 @@ def derive(
     operators: Sequence[caffe2_pb2.OperatorDef], output_gradients: Dict[str, str], problems: Problems
 ) -> StepGradients:
     """The gradient pass for `output_gradients` (step output -> its gradient); what has no gradient is a problem."""
-    try:
-        representation = _Representation(operators, frozenset(output_gradients))
-    except ValueError as error:
-        # Caffe2's own check of StopGradient.
-        problems.add("{}", _first_line(error))
-        return StepGradients([], {})
+    representation = _Representation(operators, frozenset(output_gradients))
     try:
         derived, of = representation.GetBackwardPass(dict(output_gradients))
-    except Exception:
+    except Exception as error:
         # After a failure the pass went on with assumed gradients, which may lead it astray.
         if not representation.failures:
-            raise
+            problems.add("Caffe2's gradient pass over the step fails: {}", _first_line(error))
         derived, of = [], {}
     for text in representation.failures:
         problems.add("{}", text)
@@ -75,6 +70,16 @@ class _Representation(core.IR):
             for index, operator in enumerate(self.ssa)
             for blob, version in operator.out_versions.items()
         }
+
+    def SanityCheck(self, operators: Sequence[caffe2_pb2.OperatorDef]) -> None:  # noqa: N802
+        # Caffe2 does not count being an output of the net, here of the step, as a use.
+        for index, operator in enumerate(operators):
+            output = operator.output[0] if operator.type == "StopGradient" else None
+            if output is not None and output not in self.input_usages and output not in self._outputs:
+                self.failures.append(
+                    "step operator {} (StopGradient) writes '{}', which nothing reads; "
+                    "read it, or stop the gradient in place".format(index, output)
+                )
 
     def BuildGradientGenerators(  # noqa: N802
         self, fwd_op_idx: int, gradient_ops: List[Any], g_output: List[Any], g_input: List[Any]
@@ -175,9 +180,11 @@ class _Representation(core.IR):
         try:
             core.GradientRegistry.GetGradientForOp(operator, [input_to_grad.get(blob) for blob in operator.output])
         except Exception as refusal:
+            if isinstance(refusal, ValueError):
+                return "the gradient of {} cannot be derived: {}".format(which, _first_line(refusal))
             if "schema" in str(refusal):
                 return "{} cannot read {}: that does not fit the operator's schema".format(which, names(operator.input))
-            return "{} has no gradient; pass forward_only=True if none is needed, or put StopGradient before it".format(
+            return "{} has no gradient; pass forward_only=True if none is needed, or put StopGradient after it".format(
                 which
             )
         return "the gradient of {} cannot be derived: {}".format(which, _first_line(error))
