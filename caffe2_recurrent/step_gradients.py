@@ -62,6 +62,7 @@ class _Representation(core.IR):
         self._outputs = outputs
         self._overwritten: Dict[str, List[int]] = {}
         self._writes: Dict[Tuple[Any, ...], bool] = {}
+        self._live: Set[int] = set()
         self._read_by: Dict[Tuple[str, int], List[int]] = {}
         self.failures: List[str] = []
         super().__init__(operators)
@@ -116,10 +117,20 @@ class _Representation(core.IR):
     def _readers(self, blob: str, version: int) -> List[int]:
         # Remembered: a blob that all operators read would be gone through for each of them.
         if (blob, version) not in self._read_by:
-            # Caffe2 counts the end of the net as a reader of the outputs.
-            usages = self.input_usages[blob][version]
-            self._read_by[blob, version] = [index for index in usages if index < len(self.ssa)]
+            self._live = self._live or self._find_live()
+            self._read_by[blob, version] = [index for index in self.input_usages[blob][version] if index in self._live]
         return self._read_by[blob, version]
+
+    def _find_live(self) -> Set[int]:
+        """The operators on which an output depends; no gradient reaches the others."""
+        live: Set[int] = set()
+        needed = {(blob, self.frontier[blob]) for blob in self._outputs}
+        for index in reversed(range(len(self.ssa))):
+            _, in_versions, out_versions = self.ssa[index]
+            if not needed.isdisjoint(out_versions.items()):
+                live.add(index)
+                needed.update(in_versions.items())
+        return live
 
     def _overwrites(self, blob: str) -> List[int]:
         """The operators, in forward order, at which the backward pass writes `<blob>_grad`."""
