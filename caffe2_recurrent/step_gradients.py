@@ -13,6 +13,7 @@ of its own at the moment it is right:
 """
 
 import bisect
+import itertools
 from typing import Any, Dict, List, NamedTuple, Sequence, Set, Tuple
 
 from caffe2.proto import caffe2_pb2
@@ -62,6 +63,7 @@ class _Representation(core.IR):
         self._outputs = outputs
         self._overwritten: Dict[str, List[int]] = {}
         self._writes: Dict[Tuple[Any, ...], bool] = {}
+        self._used: Dict[str, List[int]] = {}
         self._live: Set[int] = set()
         self._read_by: Dict[Tuple[str, int], List[int]] = {}
         self.failures: List[str] = []
@@ -111,8 +113,10 @@ class _Representation(core.IR):
         # else at the latest by the producer's gradient; that of an external input is read at the very end.
         added_here = index == readers[0] and bool(self.gradient_generators[blob][read_version])
         read_at = index if added_here else self._producers.get((blob, read_version), 0)
-        overwrites = self._overwrites(source)
-        return bisect.bisect_left(overwrites, read_at) < bisect.bisect_left(overwrites, index)
+        # Only a reader can overwrite; which of them do takes much longer to find out.
+        return _any_within(self._usages(source), read_at, index) and _any_within(
+            self._overwrites(source), read_at, index
+        )
 
     def _readers(self, blob: str, version: int) -> List[int]:
         # Remembered: a blob that all operators read would be gone through for each of them.
@@ -120,6 +124,12 @@ class _Representation(core.IR):
             self._live = self._live or self._find_live()
             self._read_by[blob, version] = [index for index in self.input_usages[blob][version] if index in self._live]
         return self._read_by[blob, version]
+
+    def _usages(self, blob: str) -> List[int]:
+        """The operators that read `blob`, in forward order, whichever value of it."""
+        if blob not in self._used:
+            self._used[blob] = sorted(itertools.chain.from_iterable(self.input_usages[blob].values()))
+        return self._used[blob]
 
     def _find_live(self) -> Set[int]:
         """The operators on which an output depends; no gradient reaches the others."""
@@ -223,6 +233,11 @@ def operator_beside(
         device_option=device,
         **arguments,
     )
+
+
+def _any_within(ordered: Sequence[int], start: int, end: int) -> bool:
+    """Whether one of the `ordered` numbers is `start` or more and less than `end`."""
+    return bisect.bisect_left(ordered, start) < bisect.bisect_left(ordered, end)
 
 
 def _first_line(error: Exception) -> str:

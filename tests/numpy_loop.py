@@ -45,6 +45,7 @@ OPERATORS = {
     "LSTMUnit": _lstm_unit,
     "Mul": lambda operator, a, b: a * b,
     "Negative": lambda operator, x: -x,
+    "ReduceFrontSum": lambda operator, x: x.sum(axis=0),
     "Relu": lambda operator, x: np.maximum(x, 0),
     "Scale": lambda operator, x: x * _arguments(operator)["scale"].f,
     "Sigmoid": lambda operator, x: _sigmoid(x),
