@@ -64,14 +64,14 @@ def tanh_mul(operators: int) -> Step:
     """Tanh and Mul in turn."""
     net = _new_step(INPUT, STATE)
     _chain(net, net.Mul([STATE, INPUT], "y0"), 1, operators)
-    return Step(net, {STATE: OUTPUT})
+    return _finished(net, {STATE: OUTPUT})
 
 
 def sum_first(operators: int) -> Step:
     """Sum(x, h_prev), then Tanh and Mul in turn: sequence and state would share one gradient blob."""
     net = _new_step(INPUT, STATE)
     _chain(net, net.Sum([INPUT, STATE], "y0"), 1, operators)
-    return Step(net, {STATE: OUTPUT})
+    return _finished(net, {STATE: OUTPUT})
 
 
 def sums(operators: int) -> Step:
@@ -80,7 +80,7 @@ def sums(operators: int) -> Step:
     blob = STATE
     for index in range(operators):
         blob = net.Sum([blob, INPUT], _blob_name(index, operators))
-    return Step(net, {STATE: OUTPUT})
+    return _finished(net, {STATE: OUTPUT})
 
 
 def own_fc(operators: int) -> Step:
@@ -91,7 +91,7 @@ def own_fc(operators: int) -> Step:
     for index in range(1, operators - 1):
         blob = net.FC([blob, "w{}".format(index), "b{}".format(index)], "y{}".format(index))
     net.Sum([blob, INPUT], OUTPUT)
-    return Step(net, {STATE: OUTPUT})
+    return _finished(net, {STATE: OUTPUT})
 
 
 def shared_fc(operators: int) -> Step:
@@ -101,7 +101,7 @@ def shared_fc(operators: int) -> Step:
     for index in range(operators - 1):
         blob = net.FC([blob, "w", "b"], "y{}".format(index))
     net.Sum([blob, INPUT], OUTPUT)
-    return Step(net, {STATE: OUTPUT})
+    return _finished(net, {STATE: OUTPUT})
 
 
 def in_place(operators: int) -> Step:
@@ -114,7 +114,17 @@ def in_place(operators: int) -> Step:
         else:
             net.Scale(blob, blob, scale=0.5)
     net.Tanh(blob, OUTPUT)
-    return Step(net, {STATE: OUTPUT})
+    return _finished(net, {STATE: OUTPUT})
+
+
+def own_scale(operators: int) -> Step:
+    """Sum and Scale in turn, each Scale with a factor of its own: no two operators have the same arguments."""
+    net = _new_step(INPUT, STATE)
+    blob = STATE
+    for index in range(operators):
+        name = _blob_name(index, operators)
+        blob = net.Scale(blob, name, scale=1.0 / (index + 1)) if index % 2 else net.Sum([blob, INPUT], name)
+    return _finished(net, {STATE: OUTPUT})
 
 
 def many_states(operators: int) -> Step:
@@ -123,7 +133,7 @@ def many_states(operators: int) -> Step:
     net = _new_step(INPUT, *states)
     for state, output in states.items():
         net.Tanh(net.Mul([state, INPUT], output + "_product"), output)
-    return Step(net, states)
+    return _finished(net, states)
 
 
 def recompute(operators: int) -> Step:
@@ -133,7 +143,8 @@ def recompute(operators: int) -> Step:
 
 
 KINDS: Dict[str, Callable[[int], Step]] = {
-    kind.__name__: kind for kind in (tanh_mul, sum_first, sums, own_fc, shared_fc, in_place, many_states, recompute)
+    kind.__name__: kind
+    for kind in (tanh_mul, sum_first, sums, own_fc, shared_fc, in_place, own_scale, many_states, recompute)
 }
 
 
@@ -142,6 +153,12 @@ def _new_step(*inputs: str) -> core.Net:
     # Names, not references: a step that belongs to no net yet has nothing to refer to.
     net.AddExternalInput(*inputs)
     return net
+
+
+def _finished(net: core.Net, states: Dict[str, str]) -> Step:
+    # Caffe2's builder takes the state outputs from there.
+    net.AddExternalOutput(*(core.BlobReference(blob) for blob in states.values()))
+    return Step(net, states)
 
 
 def _chain(net: core.Net, blob: core.BlobReference, first: int, operators: int) -> None:
@@ -282,10 +299,11 @@ def _at_least(minimum: int) -> Callable[[str], int]:
 
 
 def read_options(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
+    described = "\n".join("  {:<12}{}".format(name, kind.__doc__) for name, kind in KINDS.items())
     parser = argparse.ArgumentParser(
         description="Time recurrent_net against Caffe2's gradient pass alone.",
-        epilog="kinds: "
-        + "; ".join("{}: {}".format(name, (kind.__doc__ or "").rstrip(".")) for name, kind in KINDS.items()),
+        epilog="kinds of step net:\n" + described,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--operators", type=_at_least(4), nargs="+", default=list(OPERATORS), metavar="N",
@@ -297,7 +315,7 @@ def read_options(arguments: Optional[Sequence[str]] = None) -> argparse.Namespac
     )  # fmt: skip
     parser.add_argument(
         "--kind", choices=list(KINDS), nargs="+", default=list(KINDS), metavar="KIND",
-        help="kinds of step net, of {} (default: all)".format(", ".join(KINDS)),
+        help="kinds of step net, see below (default: all)",
     )  # fmt: skip
     parser.add_argument(
         "--with-caffe2", action="store_true",

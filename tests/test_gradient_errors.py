@@ -7,10 +7,13 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 from caffe2.python.model_helper import ModelHelper
 
-from caffe2_recurrent import check_gradients
+import comparing
+import step_nets
+from caffe2_recurrent import check_gradients, recurrent_net
+from caffe2_recurrent.gradient_maker import make_gradient
 from errors_support import CALLS, Loop, call_lstm, listed, snapshot
 
-WITHOUT = "; pass forward_only=True if none is needed, or put StopGradient before it"
+WITHOUT = "; pass forward_only=True if none is needed, or put StopGradient after it"
 
 
 # Step operators without a gradient
@@ -127,14 +130,204 @@ def test_gradients_from_two_devices():
     assert text.endswith("not all grad ops have the same device option.")
 
 
+UNREAD = "step operator {} (StopGradient) writes '{}', which nothing reads; read it, or stop the gradient in place"
+
+
 def test_stop_gradient_that_nobody_reads():
     """Caffe2 takes it for a slip: what was to be stopped goes on through the unstopped blob."""
 
     def build(cell, x, h):
-        cell.StopGradient(x, "stopped")
-        cell.Mul([x, h], "h_t")
+        y = cell.Mul([x, h], "y")
+        cell.StopGradient(y, "stopped")
+        cell.StopGradient(x, "held")
+        cell.Tanh(y, "h_t")
 
-    assert Loop(build).refused(ValueError) == CALLS + "StopGradient's output 'stopped' is orphan."
+    loop = Loop(build)
+    assert loop.refused(ValueError) == listed("recurrent_net", UNREAD.format(1, "stopped"), UNREAD.format(2, "held"))
+    assert len(loop.call(forward_only=True)) == 2
+
+
+def test_unread_stop_gradient_and_a_missing_gradient_in_one_error():
+    def build(cell, x, h):
+        cell.StopGradient(x, "stopped")
+        cell.Mul([cell.Floor(x, "down"), h], "h_t")
+
+    assert Loop(build).refused(ValueError) == listed(
+        "recurrent_net",
+        UNREAD.format(0, "stopped"),
+        "step operator 1 (Floor, writing 'down') has no gradient" + WITHOUT,
+    )
+
+
+@pytest.mark.parametrize("positions", [(0,), (0, 1), "auto"], ids=str)
+def test_gradient_stops_at_a_stopped_state_output(positions):
+    """The loop goes on in the net: only its own inputs get no gradient."""
+
+    def build(cell, x, h):
+        cell.StopGradient(cell.Mul([x, h], "xh"), "h_t")
+
+    loop = Loop(build)
+    outputs = loop.call(outputs_with_grads=positions)
+    before = len(loop.net.Proto().op)
+    found = loop.net.AddGradientOperators(list(outputs))
+    assert sorted(map(str, found)) == ["h_t_all", "h_t_last"]
+    assert {operator.type for operator in loop.net.Proto().op[before:]} == {"ConstantFill"}
+
+
+@pytest.mark.parametrize("executor", [True, False], ids=["executor", "plain"])
+def test_gradient_stops_at_one_stopped_state_output_of_two(executor):
+    make = step_nets.Maker()
+    x, a, b = make.sequence(), make.state("a"), make.state("b")
+    make.link(a, make.cell.StopGradient(make.cell.Mul([x, a], "xa"), "a_t"))
+    make.link(b, make.cell.Tanh(make.cell.Mul([x, b], "xb"), "b_t"))
+    step_net = make.done(outputs_with_grads=(2,))
+    step_net.stopped = ("a_initial",)
+    comparing.assert_right(recurrent_net, step_net, executor=executor)
+
+
+def test_sum_whose_other_reader_has_no_gradient():
+    """Whether the sum's gradient may stand for x's depends on what its readers' gradients write."""
+
+    def build(cell, x, h):
+        total = cell.Sum([x, h], "total")
+        cell.Mul([total, cell.Floor(total, "down")], "h_t")
+
+    text = Loop(build).refused(ValueError)
+    assert text == CALLS + "step operator 1 (Floor, writing 'down') has no gradient" + WITHOUT
+
+
+@pytest.mark.parametrize("executor", [True, False], ids=["executor", "plain"])
+def test_own_gradient_of_a_sequence_whose_name_is_taken(executor):
+    """`y_grad` is the gradient of both sequences, and `x_t_grad` that of x_t's second value."""
+    make = step_nets.Maker()
+    u, x, h = make.sequence("u_t"), make.sequence(), make.state()
+    make.cell.Tanh(make.cell.Sum([x, u], "y"), x)
+    make.link(h, make.cell.Mul([x, h], "h_t"))
+    step_net = make.done()
+    comparing.assert_right(recurrent_net, step_net, executor=executor)
+    net, _ = comparing.build(recurrent_net, step_net)
+    links = next(argument for argument in net.Proto().op[0].arg if argument.name == "backward_link_internal")
+    assert list(links.strings)[2:] == [b"y_grad", b"x_t_grad_own"]
+
+
+def test_copied_gradient_stays_on_the_device_of_its_operator():
+    device = core.DeviceOption(caffe2_pb2.CUDA, 1)
+
+    def build(cell, x, h):
+        (c,) = cell.AddScopedExternalInputs("c_prev")
+        with core.DeviceScope(device):
+            cell.Mul([x, h], "h_t")
+            cell.Sum(["h_t", c], "c_t")
+
+    loop = Loop(build)
+    loop.call(initial_cell_inputs=[("h_prev", "H"), ("c_prev", "C")], links={"h_prev": "h_t", "c_prev": "c_t"})
+    (step,) = [argument.n for argument in loop.net.Proto().op[0].arg if argument.name == "backward_step_net"]
+    copies = [operator for operator in step.op if operator.type == "Copy"]
+    assert copies and all(operator.device_option == device for operator in copies)
+
+
+def nested(innermost_outputs):
+    """A step that runs a loop of its own and goes on with the last value."""
+    innermost = core.Net("innermost")
+    a, b = innermost.AddExternalInput("a_t", "b_prev")
+    innermost.Mul([a, b], "b_t")
+
+    def build(cell, x, h):
+        outputs = recurrent_net(cell, innermost, [(a, x)], [(b, h)], {b: "b_t"}, **innermost_outputs)
+        cell.Copy(outputs[1], "h_t")
+
+    return build
+
+
+@pytest.mark.parametrize(
+    "options, reason",
+    [
+        (
+            {},
+            "gradient of the RecurrentNetwork in 'inner': outputs_with_grads lists position 0, 'b_t_all', "
+            "but no gradient reaches it; leave it out or pass 'auto'",
+        ),
+        (
+            {"outputs_with_grads": ()},
+            "gradient of the RecurrentNetwork in 'inner': outputs_with_grads is empty, but a gradient reaches "
+            "'b_t_last'; list positions (1,) or pass 'auto'",
+        ),
+        (
+            {"forward_only": True},
+            "a gradient reaches 'b_t_last', outputs of a RecurrentNetwork that was built with forward_only=True; "
+            "build it without, or put StopGradient after it",
+        ),
+    ],
+    ids=["listed", "none", "forward_only"],
+)
+def test_loop_within_a_step_says_why_it_has_no_gradient(options, reason):
+    text = Loop(nested(dict(options, scope="inner"))).refused(ValueError)
+    assert text == CALLS + (
+        "the gradient of step operator 0 (RecurrentNetwork, writing 'b_t_all', 'b_t_last', 'inner/step_workspaces') "
+        "cannot be derived: " + reason
+    )
+
+
+@pytest.mark.parametrize("positions", [(1,), "auto"], ids=str)
+def test_loop_within_a_step_with_a_gradient(positions):
+    assert len(Loop(nested({"outputs_with_grads": positions})).call()) == 2
+
+
+@pytest.mark.parametrize(
+    "error, shown",
+    [
+        (KeyError("h_t"), "'h_t'"),
+        (AssertionError(), "AssertionError"),
+        (RuntimeError("\nfirst line\nsecond line"), "first line"),
+    ],
+    ids=["KeyError", "no text", "several lines"],
+)
+def test_caffe2s_gradient_pass_fails_in_an_unexpected_way(monkeypatch, error, shown):
+    def fail(representation, outputs):
+        raise error
+
+    loop = Loop()
+    with monkeypatch.context() as planted:
+        planted.setattr(core.IR, "GetBackwardPass", fail)
+        before = snapshot(loop.net), snapshot(loop.cell)
+        with pytest.raises(ValueError) as caught:
+            loop.call()
+    assert type(caught.value) is ValueError
+    assert str(caught.value) == CALLS + "Caffe2's gradient pass over the step fails: " + shown
+    assert (snapshot(loop.net), snapshot(loop.cell)) == before
+    assert len(loop.call()) == 2
+
+
+def test_gradient_pass_that_fails_after_a_known_fault_shows_the_fault_alone(monkeypatch):
+    """What went wrong later may be but a consequence of it."""
+    accumulate = core.IR.DoGradientAccumulation
+
+    def fail(representation, index):
+        if index == 0:
+            raise KeyError("led astray")
+        return accumulate(representation, index)
+
+    def build(cell, x, h):
+        cell.Tanh(x, "tx")
+        cell.Mul([cell.Floor("tx", "down"), h], "h_t")
+
+    loop = Loop(build)
+    monkeypatch.setattr(core.IR, "DoGradientAccumulation", fail)
+    with pytest.raises(ValueError) as caught:
+        loop.call()
+    assert str(caught.value) == CALLS + "step operator 1 (Floor, writing 'down') has no gradient" + WITHOUT
+
+
+def test_gradient_operator_that_raises_without_a_text(monkeypatch):
+    def fail(operator, gradients):
+        raise ValueError()
+
+    monkeypatch.setattr(core.GradientRegistry, "GetGradientForOp", fail)
+    with pytest.raises(ValueError) as caught:
+        Loop().call()
+    assert str(caught.value) == CALLS + (
+        "the gradient of step operator 0 (Mul, writing 'h_t') cannot be derived: ValueError"
+    )
 
 
 # Recomputing
@@ -161,6 +354,58 @@ def test_random_operator():
     assert text == CALLS + (
         "recompute_blobs_on_backward would run step operator 1 (Dropout) again, which draws other numbers; "
         "keep 'kept', 'mask'"
+    )
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "Float16UniformFill",
+        "FloatToFusedRandRowwiseQuantized",
+        "GaussianFill",
+        "MSRAFill",
+        "SortAndShuffle",
+        "SparseDropoutWithReplacement",
+        "SparseItemwiseDropoutWithReplacement",
+        "UniformFill",
+        "UniformIntFill",
+        "UniqueUniformFill",
+        "WeightedSample",
+        "XavierFill",
+    ],
+)
+def test_each_random_operator(kind):
+    def build(cell, x, h):
+        cell.Proto().op.extend([caffe2_pb2.OperatorDef(type=kind, input=["x_t"], output=["drawn"])])
+        cell.Mul([x, h], "h_t")
+
+    changes = {"recompute_blobs_on_backward": ["drawn"]}
+    for forward_only in (False, True):
+        assert Loop(build).refused(ValueError, forward_only=forward_only, **changes) == CALLS + (
+            "recompute_blobs_on_backward would run step operator 0 ({}) again, which draws other numbers; "
+            "keep 'drawn'".format(kind)
+        )
+
+
+@pytest.mark.parametrize("forward_only", [False, True], ids=["both passes", "forward_only"])
+@pytest.mark.parametrize("blob", ["nowhere", "x_t", "h_prev"])
+def test_recomputing_what_the_step_does_not_compute(blob, forward_only):
+    text = Loop().refused(ValueError, recompute_blobs_on_backward=[blob], forward_only=forward_only)
+    assert text == CALLS + (
+        "recompute_blobs_on_backward names '{}', which the step does not compute; it computes 'h_t'".format(blob)
+    )
+
+
+def test_recomputing_an_overwritten_sequence():
+    """The second run would read what the first one wrote."""
+
+    def build(cell, x, h):
+        cell.Tanh(x, x)
+        cell.Tanh(cell.Mul([x, h], "z"), "h_t")
+
+    text = Loop(build).refused(ValueError, recompute_blobs_on_backward=["x_t"])
+    assert text == CALLS + (
+        "recompute_blobs_on_backward names 'x_t', which the step does not compute; it computes 'z', 'h_t'"
     )
 
 
@@ -195,7 +440,8 @@ def test_faults_of_recomputing_and_of_gradients_in_one_error():
     text = Loop(build).refused(ValueError, links={"h_prev": "g_t"}, recompute_blobs_on_backward=["mask", "nowhere"])
     assert text == listed(
         "recurrent_net",
-        "recompute_blobs_on_backward names 'nowhere', which no step operator writes",
+        "recompute_blobs_on_backward names 'nowhere', which the step does not compute; "
+        "it computes 'z', 'kept', 'mask', 'h_t', 'down', 'g_t'",
         "recompute_blobs_on_backward names 'mask' but not 'kept', written by the same step operator 1 (Dropout); "
         "add them",
         "recompute_blobs_on_backward would run step operator 1 (Dropout) again, which draws other numbers; "
@@ -282,6 +528,19 @@ def test_only_an_unlisted_output_has_a_gradient():
     )
 
 
+@pytest.mark.parametrize("positions", ["auto", (0,), (), (1, 0)], ids=str)
+def test_only_the_operators_own_output_has_a_gradient(positions):
+    """Nobody has a use for one of `step_workspaces`, but whoever asks for it must not end in an engine error."""
+    loop = Loop()
+    loop.call(outputs_with_grads=positions)
+    operator = loop.net.Proto().op[0]
+    if positions in ("auto", ()):
+        assert make_gradient(operator, [None, None, "step_workspaces_grad"]) == ([], [None, None])
+        return
+    with pytest.raises(ValueError, match="but no gradient reaches it; leave it out or pass 'auto'"):
+        make_gradient(operator, [None, None, "step_workspaces_grad"])
+
+
 # check_gradients
 
 
@@ -302,6 +561,23 @@ def test_checking_without_a_map_of_gradients(kind):
     )
     with pytest.raises(TypeError, match="^" + re.escape(text) + "$"):
         check_gradients(value)
+
+
+@pytest.mark.parametrize("value", [["X"], "X", 3, {"X"}, ()], ids=repr)
+@pytest.mark.parametrize("kind", [core.Net, ModelHelper], ids=["net", "model"])
+def test_checking_with_something_else_than_a_map(kind, value):
+    shown = "{!r} of type {}".format(value, type(value).__name__)
+    text = "check_gradients takes the map that AddGradientOperators returned; got " + shown
+    with pytest.raises(TypeError, match="^" + re.escape(text) + "$"):
+        check_gradients(kind("net"), value)
+
+
+def test_checking_with_an_empty_map():
+    """A net without gradients of any kind drops none."""
+    loop = Loop()
+    loop.call()
+    check_gradients(loop.net, {})
+    check_gradients(loop.net, {"h_t_all": None})
 
 
 def check_refused(net, gradients=None):

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from caffe2.python import core, workspace
+from caffe2.python import core, recurrent, workspace
 
 import comparing
 import numpy_loop
@@ -40,23 +40,44 @@ def loop_with_other_output(output, function, sequence="x_t"):
     return make.done()
 
 
-@pytest.mark.parametrize("scope", ["shared", None])
-def test_loops_of_one_scope_do_not_spoil_each_other(scope):
-    """Both have a state `h_prev`: with Caffe2's builder they share its blob, and the first one's gradient is wrong."""
+def assert_two_loops_are_right(builder, scope, name_scopes=("", "")):
     net = core.Net("outer")
     first, second = loop_with_other_output("first_t", "Tanh"), loop_with_other_output("second_t", "Sigmoid", "y_t")
-    _, first_outputs = comparing.build(recurrent_net, first, net, scope=scope)
-    _, second_outputs = comparing.build(recurrent_net, second, net, scope=scope)
-    first.outer = dict(second.outer, **first.outer)
-    feed(first.outer)
-    gradients, _ = run_and_fetch(net, total(net, [first_outputs[0], second_outputs[0]]), first.outer)
+    outputs = []
+    for step_net, name_scope in zip((first, second), name_scopes):
+        step_net.inputs = [(inner, core.BlobReference(outer)) for inner, outer in step_net.inputs]
+        step_net.initial = [(inner, core.BlobReference(outer)) for inner, outer in step_net.initial]
+        with core.NameScope(name_scope):
+            outputs.append(comparing.build(builder, step_net, net, scope=scope)[1][0])
+        step_net.inputs = [(inner, str(outer)) for inner, outer in step_net.inputs]
+        step_net.initial = [(inner, str(outer)) for inner, outer in step_net.initial]
+    values = dict(second.outer, **first.outer)
+    feed(values)
+    gradients, _ = run_and_fetch(net, total(net, outputs), values)
 
     def loss(values):
         return sum(comparing.reference_outputs(step_net, values)[0].sum() for step_net in (first, second))
 
-    expected = numpy_loop.numerical_gradients(loss, comparing.doubles(first), list(first.outer))
+    doubles = {name: value.astype(np.float64) for name, value in values.items()}
+    expected = numpy_loop.numerical_gradients(loss, doubles, list(values))
     for name, gradient in gradients.items():
         comparing.assert_close(gradient, expected[name], name)
+
+
+@pytest.mark.parametrize("name_scopes", [("", ""), ("a", "b")], ids=["one name scope", "two name scopes"])
+@pytest.mark.parametrize("scope", ["shared", None])
+def test_loops_of_one_scope_do_not_spoil_each_other(scope, name_scopes):
+    assert_two_loops_are_right(recurrent_net, scope, name_scopes)
+
+
+def test_with_caffe2s_builder_loops_of_one_scope_share_a_state_blob():
+    with pytest.raises(AssertionError, match="Not equal"):
+        assert_two_loops_are_right(recurrent.recurrent_net, "shared", ("a", "b"))
+
+
+def test_with_caffe2s_builder_loops_of_one_scope_get_no_gradients():
+    with pytest.raises(RuntimeError, match="needs output .*step_workspaces.* at version 0"):
+        assert_two_loops_are_right(recurrent.recurrent_net, "shared")
 
 
 def test_one_step_net_may_run_over_two_sequences():

@@ -1,11 +1,14 @@
 """What `LSTM` refuses: the whole text of each error, its type, and that the model was left as it was."""
 
+import itertools
+
 import numpy as np
 import pytest
 from caffe2.python import core
 from caffe2.python.model_helper import ModelHelper
 from caffe2.python.modeling.parameter_sharing import ParameterSharing
 
+import comparing
 from caffe2_recurrent import LSTM
 from errors_support import CALLS, call_lstm, listed, lstm_refused, model_snapshot
 
@@ -27,6 +30,23 @@ WRONG_TYPES = {
     "dim_in a float": ({"dim_in": 2.0}, "dim_in must be a whole number; got 2.0 of type float"),
     "dim_in a digit": ({"dim_in": "2"}, "dim_in must be a whole number; got '2' of type str"),
     "dim_in a bool": ({"dim_in": True}, "dim_in must be a whole number; got True of type bool"),
+    "dim_in a flag of numpy": (
+        {"dim_in": np.bool_(True)},
+        "dim_in must be a whole number; got True of type bool_",
+    ),
+    "dim_in an array": (
+        {"dim_in": np.array([2, 3])},
+        "dim_in must be a whole number; got array([2, 3]) of type ndarray",
+    ),
+    # Has __index__ and would pass for 2.
+    "dim_in an array of one number": (
+        {"dim_in": np.array(2)},
+        "dim_in must be a whole number; got array(2) of type ndarray",
+    ),
+    "dim_out a float of numpy": (
+        {"dim_out": np.float32(3)},
+        "dim_out must be a whole number; got 3.0 of type float32",
+    ),
     "dim_out missing": ({"dim_out": None}, "dim_out must be a whole number; got None of type NoneType"),
     "scope missing": ({"scope": None}, "scope must be a string; got None of type NoneType"),
     "scope bytes": ({"scope": b"s"}, "scope must be a string; got b's' of type bytes"),
@@ -36,6 +56,11 @@ WRONG_TYPES = {
         {"forget_bias": core.BlobReference("b")},
         'forget_bias must be a number; got BlobReference("b") of type BlobReference',
     ),
+    "bias an array": (
+        {"forget_bias": np.array([1.0, 2.0])},
+        "forget_bias must be a number; got array([1., 2.]) of type ndarray",
+    ),
+    "bias complex": ({"forget_bias": 1j}, "forget_bias must be a number; got 1j of type complex"),
     "positions missing": ({"outputs_with_grads": None}, POSITIONS + "None of type NoneType"),
     "positions a number": ({"outputs_with_grads": 0}, POSITIONS + "0 of type int"),
     "position a float": (
@@ -44,10 +69,19 @@ WRONG_TYPES = {
     ),
 }
 
+FLAGS = ["return_params", "memory_optimization", "forward_only", "drop_states"]
+
 
 @pytest.mark.parametrize("changes, text", WRONG_TYPES.values(), ids=list(WRONG_TYPES))
 def test_argument_of_the_wrong_type(changes, text):
     assert lstm_refused(TypeError, **changes) == "LSTM: " + text
+
+
+@pytest.mark.parametrize("value", [None, "no", 2, 0.0, np.array([1, 0])], ids=repr)
+@pytest.mark.parametrize("flag", FLAGS)
+def test_flag_of_the_wrong_type(flag, value):
+    shown = "{!r} of type {}".format(value, type(value).__name__)
+    assert lstm_refused(TypeError, **{flag: value}) == "LSTM: {} must be True or False; got {}".format(flag, shown)
 
 
 @pytest.mark.parametrize("value", [None, "model", 3], ids=repr)
@@ -102,6 +136,10 @@ def test_all_wrong_types_in_one_error():
         scope=5,
         outputs_with_grads=6,
         forget_bias="b",
+        return_params=7,
+        memory_optimization=8,
+        forward_only=9,
+        drop_states=None,
     )
     assert text == listed(
         "LSTM",
@@ -112,6 +150,10 @@ def test_all_wrong_types_in_one_error():
         "dim_out must be a whole number; got 4.5 of type float",
         "scope must be a string; got 5 of type int",
         "forget_bias must be a number; got 'b' of type str",
+        "return_params must be True or False; got 7 of type int",
+        "memory_optimization must be True or False; got 8 of type int",
+        "forward_only must be True or False; got 9 of type int",
+        "drop_states must be True or False; got None of type NoneType",
         POSITIONS + "6 of type int",
     )
 
@@ -187,11 +229,6 @@ def test_failing_second_layer_leaves_the_first():
     assert len(model.params) == 4
 
 
-def test_wrong_flag_comes_from_the_loop_and_leaves_the_model():
-    text = lstm_refused(TypeError, forward_only="no")
-    assert text == CALLS + "forward_only must be True or False; got 'no' of type str"
-
-
 def test_failure_under_a_name_scope():
     model = ModelHelper("model")
     with core.NameScope("a"):
@@ -208,9 +245,62 @@ CORRECT = {
     "letters of any language": {"scope": "größer"},
     "bias of numpy": {"forget_bias": np.float32(1)},
     "positions of numpy": {"outputs_with_grads": np.array([2, 0])},
+    "sizes of numpy": {"dim_in": np.int64(2), "dim_out": np.uint8(3)},
+    "flags of numpy": {flag: np.bool_(False) for flag in FLAGS},
+    "flags as numbers": dict.fromkeys(FLAGS, 0),
 }
 
 
 @pytest.mark.parametrize("changes", CORRECT.values(), ids=list(CORRECT))
 def test_unusual_but_correct(changes):
     assert len(call_lstm(ModelHelper("model"), **changes)) == 4
+
+
+def test_numbers_of_numpy_make_the_same_layer():
+    """Sizes travel into shapes, where a number of 8 bits would overflow at the four gates."""
+    plain, of_numpy = ModelHelper("plain"), ModelHelper("numpy")
+    call_lstm(plain, initial_states=None, dim_out=100, forget_bias=1.0, memory_optimization=True)
+    call_lstm(
+        of_numpy,
+        initial_states=None,
+        dim_in=np.int32(2),
+        dim_out=np.uint8(100),
+        forget_bias=np.float32(1),
+        memory_optimization=np.bool_(True),
+    )
+    assert str(of_numpy.param_init_net.Proto().op) == str(plain.param_init_net.Proto().op)
+    for ours, theirs in itertools.zip_longest(of_numpy.net.Proto().op, plain.net.Proto().op):
+        assert comparing.differences(ours, theirs) == []
+
+
+def filled_by_hand(model, name, shape, into):
+    """A parameter as scripts made it before models had `create_param`."""
+    blob = model.param_init_net.ConstantFill([], name, shape=shape, value=0.5)
+    model.AddParameter(blob)
+    into.append(blob)
+    return blob
+
+
+def test_parameters_added_by_hand_are_used_once():
+    model = ModelHelper("model")
+    made = []
+    filled_by_hand(model, "s/i2h_w", [12, 2], made)
+    filled_by_hand(model, "s/gates_t_b", [12], made)
+    filled_by_hand(model, "s/initial_cell_state", [3], made)
+    params = call_lstm(model, initial_states=None, return_params=True)[-1]
+    assert params["input"]["weights"] == made[0] and params["recurrent"]["biases"] == made[1]
+    expected = ["s/i2h_w", "s/gates_t_b", "s/initial_cell_state"]
+    expected += ["s/i2h_b", "s/gates_t_w", "s/initial_hidden_state"]
+    assert [str(blob) for blob in model.params] == expected
+    # Filled once: a second operator would overwrite what the script chose.
+    assert [str(operator.output[0]) for operator in model.param_init_net.Proto().op] == expected
+    loop = next(operator for operator in model.net.Proto().op if operator.type == "RecurrentNetwork")
+    assert {"s/gates_t_b", "s/initial_cell_state"} < set(loop.input)
+
+
+def test_parameters_added_by_hand_survive_a_failure():
+    model = ModelHelper("model")
+    filled_by_hand(model, "s/i2h_w", [12, 2], [])
+    model.net.AddExternalInput("s/hidden_t")
+    lstm_refused(ValueError, model, initial_states=None)
+    assert [str(blob) for blob in model.params] == ["s/i2h_w"]

@@ -71,7 +71,6 @@ WRONG_TYPES = {
     "timestep a number": ({"timestep": 0}, "timestep must be a blob or its name; got 0 of type int"),
     "timestep bytes": ({"timestep": b"t"}, "timestep must be a blob or its name; got b't' of type bytes"),
     "scope a number": ({"scope": 3}, "scope must be a string; got 3 of type int"),
-    "scope empty": ({"scope": ""}, "scope is empty; leave it out to get a generated one"),
     "positions missing": ({"outputs_with_grads": None}, POSITIONS + "None of type NoneType"),
     "positions a number": ({"outputs_with_grads": 0}, POSITIONS + "0 of type int"),
     "positions a digit": ({"outputs_with_grads": "0"}, POSITIONS + "'0' of type str"),
@@ -85,6 +84,19 @@ WRONG_TYPES = {
     "position a bool": (
         {"outputs_with_grads": [True]},
         "outputs_with_grads takes whole numbers; got True of type bool",
+    ),
+    "position a flag of numpy": (
+        {"outputs_with_grads": [np.bool_(True)]},
+        "outputs_with_grads takes whole numbers; got True of type bool_",
+    ),
+    "position a float of numpy": (
+        {"outputs_with_grads": np.array([0.0])},
+        "outputs_with_grads takes whole numbers; got 0.0 of type float64",
+    ),
+    # Arrays of one element have __index__.
+    "position an array": (
+        {"outputs_with_grads": np.array([[1]])},
+        "outputs_with_grads takes whole numbers; got array([1]) of type ndarray",
     ),
     "position a blob": (
         {"outputs_with_grads": ["h_t_all"]},
@@ -109,6 +121,16 @@ WRONG_TYPES = {
     "forward_only missing": ({"forward_only": None}, "forward_only must be True or False; got None of type NoneType"),
     # Any text is true to Python.
     "forward_only a text": ({"forward_only": "no"}, "forward_only must be True or False; got 'no' of type str"),
+    "forward_only a number": ({"forward_only": 2}, "forward_only must be True or False; got 2 of type int"),
+    "forward_only a float": ({"forward_only": 1.0}, "forward_only must be True or False; got 1.0 of type float"),
+    "forward_only an array": (
+        {"forward_only": np.array([1])},
+        "forward_only must be True or False; got array([1]) of type ndarray",
+    ),
+    "forward_only two flags": (
+        {"forward_only": np.array([0, 1])},
+        "forward_only must be True or False; got array([0, 1]) of type ndarray",
+    ),
 }
 
 
@@ -178,6 +200,23 @@ def test_all_wrong_types_in_one_error():
 
 
 WRONG_ROLES = {
+    "scope empty": ({"scope": ""}, "scope is empty; leave it out to get a generated one"),
+    "no state": (
+        {"initial_cell_inputs": [], "links": {}, "outputs_with_grads": ()},
+        "initial_cell_inputs is empty; the outputs are those of the states, so at least one is needed",
+    ),
+    "no state with 'auto'": (
+        {"initial_cell_inputs": [], "links": {}, "outputs_with_grads": "auto"},
+        "initial_cell_inputs is empty; the outputs are those of the states, so at least one is needed",
+    ),
+    "sequence with an empty name outside": (
+        {"inputs": [("x_t", "")]},
+        "inputs or initial_cell_inputs has an outer blob with an empty name",
+    ),
+    "state with an empty name outside": (
+        {"initial_cell_inputs": [("h_prev", core.BlobReference(""))]},
+        "inputs or initial_cell_inputs has an outer blob with an empty name",
+    ),
     "no sequence": (
         {"inputs": []},
         "inputs is empty; the number of steps comes from a sequence, so at least one is needed",
@@ -219,11 +258,11 @@ WRONG_ROLES = {
     ),
     "link to an unknown blob": (
         {"links": {"h_prev": "z_t"}},
-        "state 'h_prev' is linked to 'z_t', which no step operator writes",
+        "state 'h_prev' is linked to 'z_t', which no step operator writes; the step writes 'h_t'",
     ),
     "link to an input": (
         {"links": {"h_prev": "x_t"}},
-        "state 'h_prev' is linked to 'x_t', which no step operator writes",
+        "state 'h_prev' is linked to 'x_t', which no step operator writes; the step writes 'h_t'",
     ),
     "link to itself": (
         {"links": {"h_prev": "h_prev"}},
@@ -240,16 +279,16 @@ WRONG_ROLES = {
     "position twice": ({"outputs_with_grads": [1, 0, 1]}, "outputs_with_grads has position 1 ('h_t_last') twice"),
     "unknown blob to recompute": (
         {"recompute_blobs_on_backward": ["z", "h_t", "x_t"]},
-        "recompute_blobs_on_backward names 'z', 'x_t', which no step operator writes",
+        "recompute_blobs_on_backward names 'z', 'x_t', which the step does not compute; it computes 'h_t'",
     ),
     # Names are never taken for templates.
     "braces in a name": (
         {"links": {"h_prev": "h_{0}"}},
-        "state 'h_prev' is linked to 'h_{0}', which no step operator writes",
+        "state 'h_prev' is linked to 'h_{0}', which no step operator writes; the step writes 'h_t'",
     ),
     "letters of any language": (
         {"links": {"h_prev": "h_später"}},
-        "state 'h_prev' is linked to 'h_später', which no step operator writes",
+        "state 'h_prev' is linked to 'h_später', which no step operator writes; the step writes 'h_t'",
     ),
 }
 
@@ -270,7 +309,7 @@ def test_state_that_the_step_net_does_not_declare():
         "recurrent_net",
         "state 'c_prev' is no external input of the step net, which has 'x_t', 'h_prev'; "
         "declare it with AddExternalInput",
-        "state 'c_prev' is linked to 'c_t', which no step operator writes",
+        "state 'c_prev' is linked to 'c_t', which no step operator writes; the step writes 'h_t'",
     )
 
 
@@ -307,7 +346,7 @@ def test_names_under_another_scope_than_the_step_nets():
         "recurrent_net",
         "sequence 'x_t' " + declared,
         "state 'h_prev' " + declared,
-        "state 'h_prev' is linked to 'h_t', which no step operator writes",
+        "state 'h_prev' is linked to 'h_t', which no step operator writes; the step writes 'a/h_t'",
     )
 
 
@@ -329,7 +368,7 @@ def test_operator_that_writes_the_timestep(name):
         cell.Copy("h_t", clock)
 
     text = Loop(count).refused(ValueError, timestep=None if name == "timestep" else name)
-    assert text == CALLS + "step operator Copy writes the timestep '{}', which the engine sets".format(name)
+    assert text == CALLS + "step operator 1 (Copy) writes the timestep '{}', which the engine sets".format(name)
 
 
 def append(cell, kind, inputs, outputs):
@@ -363,12 +402,14 @@ def test_declared_outputs_that_nobody_writes():
         cell.Proto().external_output.extend(["h_t", "ghost", "shadow"])
 
     text = Loop(build).refused(ValueError)
-    assert text == CALLS + "the step net declares external outputs that no operator writes: 'ghost', 'shadow'"
+    assert text == CALLS + (
+        "the step net declares external outputs that no operator writes: 'ghost', 'shadow'; write or remove them"
+    )
 
 
 def test_step_net_without_operators():
     text = Loop(lambda cell, x, h: None).refused(ValueError)
-    assert text == CALLS + "state 'h_prev' is linked to 'h_t', which no step operator writes"
+    assert text == CALLS + ("state 'h_prev' is linked to 'h_t', which no step operator writes; the step writes nothing")
 
 
 SHARED = "the step net computes or receives {}, of which net '{}' has a blob of the same name; "
@@ -387,6 +428,220 @@ def test_sequence_with_one_name_inside_and_outside():
     """The outer blob is not in the net yet, but this very call would put it there."""
     loop = Loop()
     assert loop.refused(ValueError, inputs=[("x_t", "x_t")]) == CALLS + SHARED.format("'x_t'", loop.net.Name())
+
+
+OUTSIDE = "the step net has {}, names that the loop needs outside; rename them in the step net"
+INSIDE = "the step net has {}, names that its backward step needs for gradients; rename them"
+
+
+def with_inner(*names):
+    """A step whose blobs between x and the product with h have these names."""
+
+    def build(cell, x, h):
+        blob = x
+        for name in names:
+            blob = cell.Tanh(blob, name)
+        cell.Mul([blob, h], "h_t")
+
+    return build
+
+
+def with_reference(name):
+    def build(cell, x, h):
+        cell.Mul([cell.Mul([x, cell.AddExternalInput(name)], "xr"), h], "h_t")
+
+    return build
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "h_t_all",
+        "h_t_last",
+        "loop/h_prev_states",
+        "loop/h_prev_states_grad",
+        "loop/step_workspaces",
+        "X_grad",
+        "H_grad",
+    ],
+)
+def test_step_blob_with_a_name_that_the_loop_makes_outside(name):
+    loop = Loop(with_inner(name))
+    assert loop.refused(ValueError, scope="loop") == CALLS + OUTSIDE.format("'{}'".format(name))
+
+
+def test_step_blob_with_a_generated_name():
+    """Without `scope`, the names outside begin with the name of the net."""
+    loop = Loop()
+    name = loop.net.Name() + "/recurrent/h_prev_states"
+    loop.cell = Loop(with_inner(name)).cell
+    assert loop.refused(ValueError) == CALLS + OUTSIDE.format("'{}'".format(name))
+
+
+def test_all_step_blobs_with_names_from_outside():
+    text = Loop(with_inner("X_grad", "free", "h_t_last")).refused(ValueError)
+    assert text == CALLS + OUTSIDE.format("'h_t_last', 'X_grad'")
+
+
+def test_step_blob_with_the_name_of_a_numbered_output():
+    """The first loop took the plain names; only the second, whose names are numbered, meets the blob."""
+    loop = Loop(with_inner("h_t_all_1"))
+    Loop.of(loop.net).call()
+    before = snapshot(loop.net)
+    assert loop.refused(ValueError) == CALLS + OUTSIDE.format("'h_t_all_1'")
+    assert snapshot(loop.net) == before
+
+
+def test_output_of_one_state_named_like_that_of_another():
+    """The visible output of state output `h` would be `h_all`."""
+
+    def build(cell, x, h):
+        (c,) = cell.AddScopedExternalInputs("c_prev")
+        cell.Mul([x, h], "h")
+        cell.Mul([x, c], "h_all")
+
+    text = Loop(build).refused(ValueError, initial_cell_inputs=BOTH, links={"h_prev": "h", "c_prev": "h_all"})
+    assert text == CALLS + OUTSIDE.format("'h_all'")
+
+
+@pytest.mark.parametrize("build", [with_inner, with_reference], ids=["inner", "reference"])
+@pytest.mark.parametrize("name", ["h_t_grad", "h_prev_grad", "x_t_grad"])
+def test_step_blob_with_the_name_of_a_gradient(name, build):
+    assert Loop(build(name)).refused(ValueError) == CALLS + INSIDE.format("'{}'".format(name))
+
+
+def test_step_blob_with_the_name_of_a_gradient_that_is_added_up():
+    """a_t gets a gradient from outside and one from b_t, which waits in `a_t_grad_accum`."""
+
+    def build(cell, x, a):
+        (b,) = cell.AddScopedExternalInputs("b_prev")
+        a_t = cell.Mul([a, x], "a_t")
+        cell.Mul([cell.Mul([a_t, b], "ab"), cell.Tanh(x, "a_t_grad_accum")], "b_t")
+
+    loop = Loop(build)
+    changes = {
+        "initial_cell_inputs": [("h_prev", "H"), ("b_prev", "B")],
+        "links": {"h_prev": "a_t", "b_prev": "b_t"},
+    }
+    assert loop.refused(ValueError, **changes) == CALLS + INSIDE.format("'a_t_grad_accum'")
+    # No gradients, no names for them.
+    assert len(loop.call(forward_only=True, **changes)) == 4
+
+
+READS = "the loop reads '{}' and would make a blob of that name; give it a Copy of the blob"
+
+
+@pytest.mark.parametrize("name", ["h_t_all", "h_t_last", "loop/h_prev_states", "loop/step_workspaces"])
+@pytest.mark.parametrize("role", ["sequence", "state", "reference"])
+def test_reading_a_blob_that_the_loop_would_make(role, name):
+    changes = {"sequence": {"inputs": [("x_t", name)]}, "state": {"initial_cell_inputs": [("h_prev", name)]}}
+    loop = Loop(with_reference(name)) if role == "reference" else Loop()
+    assert loop.refused(ValueError, scope="loop", **changes.get(role, {})) == CALLS + READS.format(name)
+
+
+def test_reading_an_output_of_the_loop_before():
+    """The net knows that blob, so the new loop's outputs are numbered."""
+    loop = Loop()
+    outputs = loop.call()
+    assert [str(blob) for blob in loop.call(inputs=[("x_t", outputs[0])])] == ["h_t_all_1", "h_t_last_1"]
+
+
+OVERWRITES = "step operator {} ({}) overwrites '{}', which other steps and the backward pass read as it was; "
+OVERWRITES += "write to another blob"
+
+
+@pytest.mark.parametrize("forward_only", [False, True], ids=["both passes", "forward_only"])
+@pytest.mark.parametrize("blob", ["h_prev", "w"])
+def test_step_that_overwrites_what_other_steps_read(blob, forward_only):
+    def build(cell, x, h):
+        cell.AddExternalInput("w")
+        cell.Tanh(x, "tx")
+        cell.Sigmoid(blob, blob)
+        cell.Mul([cell.Mul(["tx", "w"], "xw"), h], "h_t")
+
+    text = Loop(build).refused(ValueError, forward_only=forward_only)
+    assert text == CALLS + OVERWRITES.format(1, "Sigmoid", blob)
+
+
+def test_each_overwritten_input_is_named():
+    def build(cell, x, h):
+        w, clock = cell.AddExternalInput("w", "timestep")
+        for blob in (w, h, clock, w):
+            cell.Negative(blob, blob)
+        cell.Mul([w, h], "h_t")
+
+    assert Loop(build).refused(ValueError) == listed(
+        "recurrent_net",
+        "step operator 2 (Negative) writes the timestep 'timestep', which the engine sets",
+        OVERWRITES.format(1, "Negative", "h_prev"),
+        OVERWRITES.format(0, "Negative", "w"),
+    )
+
+
+def test_blob_of_the_net_named_like_the_timestep():
+    loop = Loop()
+    loop.net.AddExternalInput("timestep")
+    assert loop.refused(ValueError) == CALLS + SHARED.format("'timestep'", loop.net.Name())
+
+
+@pytest.mark.parametrize(
+    "changes", [{"inputs": [("x_t", "timestep")]}, {"initial_cell_inputs": [("h_prev", "timestep")]}]
+)
+def test_outer_blob_named_like_the_timestep(changes):
+    loop = Loop()
+    assert loop.refused(ValueError, **changes) == CALLS + SHARED.format("'timestep'", loop.net.Name())
+
+
+def test_timestep_of_another_name_leaves_the_outer_one_alone():
+    def build(cell, x, h):
+        cell.AddExternalInput("clock")
+        cell.Mul([x, h], "h_t")
+
+    assert len(Loop(build).call(timestep="clock", inputs=[("x_t", "timestep")])) == 2
+
+
+def test_default_timestep_under_a_name_scope():
+    """The step net declares it with its scope: it is no reference that would have to be fed."""
+    with core.NameScope("a"):
+        cell = core.Net("step")
+        x, h, _ = cell.AddScopedExternalInputs("x_t", "h_prev", "timestep")
+        cell.Mul([x, h], "h_t")
+        loop = Loop()
+        loop.cell = cell
+        loop.call()
+    operator = loop.net.Proto().op[0]
+    assert list(operator.input) == ["a/X", "a/H"]
+    assert [argument.s for argument in operator.arg if argument.name == "timestep"] == [b"a/timestep"]
+
+
+def test_no_state_and_a_position():
+    text = Loop().refused(ValueError, initial_cell_inputs=[], links={})
+    assert text == listed(
+        "recurrent_net",
+        "initial_cell_inputs is empty; the outputs are those of the states, so at least one is needed",
+        "outputs_with_grads has position 0, but the outputs are none",
+    )
+
+
+def test_position_of_a_state_without_a_link():
+    text = Loop().refused(ValueError, links={}, outputs_with_grads=[5])
+    assert text == listed(
+        "recurrent_net",
+        "state 'h_prev' has no link to the step output that becomes its next value",
+        "outputs_with_grads has position 5, but the outputs are 0 '<output of h_prev>_all', "
+        "1 '<output of h_prev>_last'",
+    )
+
+
+@pytest.mark.parametrize("count, more", [(12, ""), (13, " and 1 more"), (30, " and 18 more")])
+def test_only_a_dozen_names_are_shown(count, more):
+    def build(cell, x, h):
+        append(cell, "Sum", ["n{}".format(number) for number in range(count)], ["h_t"])
+
+    shown = ", ".join("'n{}'".format(number) for number in range(12)) + more
+    assert Loop(build).refused(ValueError) == CALLS + (
+        "step operator 0 (Sum) reads {}, neither written before it nor an external input of the step net".format(shown)
+    )
 
 
 def test_same_net_twice():
@@ -416,8 +671,8 @@ def test_five_different_faults_in_one_error():
         "declare it with AddExternalInput",
         "links names 'g_prev', which has no initial value; initial_cell_inputs has 'h_prev', 'c_prev'",
         "states 'h_prev', 'c_prev' are linked to the same output 'h_t'; each needs its own",
-        "step operator 0 (Mul) reads 'nowhere', neither written before it nor an external input of the step net",
         "outputs_with_grads has position 7, but the outputs are 0 'h_t_all', 1 'h_t_last', 2 'h_t_all', 3 'h_t_last'",
+        "step operator 0 (Mul) reads 'nowhere', neither written before it nor an external input of the step net",
     )
 
 
@@ -440,7 +695,11 @@ CORRECT = {
     "positions of numpy": lambda: {"outputs_with_grads": np.array([1, 0])},
     "a position of numpy": lambda: {"outputs_with_grads": [np.int64(1)]},
     "a set": lambda: {"recompute_blobs_on_backward": {"h_t"}},
+    "positions in small numbers of numpy": lambda: {"outputs_with_grads": np.array([1], dtype=np.uint8)},
+    "a range": lambda: {"outputs_with_grads": range(2)},
     "a flag of numpy": lambda: {"forward_only": np.bool_(True)},
+    "a flag as a number": lambda: {"forward_only": 1},
+    "a flag as a number of numpy": lambda: {"forward_only": np.int64(0)},
     "blobs": lambda: {"links": {core.BlobReference("h_prev"): core.BlobReference("h_t")}},
     "a blob for a scope": lambda: {"scope": core.BlobReference("s")},
     "a blob of another net": lambda: {"inputs": [("x_t", core.BlobReference("X", core.Net("another")))]},
