@@ -7,7 +7,7 @@ import collections
 import itertools
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from caffe2.python import core
+from caffe2.python import core, workspace
 
 from caffe2_recurrent import arguments, wiring
 from caffe2_recurrent.arguments import Blob, OutputsWithGrads, Request
@@ -19,6 +19,7 @@ from caffe2_recurrent.recompute import plan_recompute
 from caffe2_recurrent.step_gradients import gradient_name
 
 STEP_WORKSPACES = "step_workspaces"
+STEP_NETS = ("step_net", "backward_step_net")
 
 
 def recurrent_net(
@@ -155,12 +156,18 @@ def _add_operator(
     if backward is not None:
         given.update(_backward_arguments(request, cell, backward, outer))
     outputs = _produced(scope, outer)
+    # A net copies each argument three times on its way into an operator; step nets are large, so they follow by
+    # themselves, but for immediate mode, which runs the operator as it is made.
+    large = {} if workspace.IsImmediate() else {name: given.pop(name) for name in STEP_NETS if name in given}
     # References without a net: the operator takes them whether `net` knows them already or not.
     results = net.RecurrentNetwork(
         [core.BlobReference(blob) for blob in cell.outer_inputs],
         [core.BlobReference(blob, net) for blob in outputs],
         **given,
     )
+    operator = net.Proto().op[-1]
+    for name, step_net in large.items():
+        operator.arg.add(name=name).n.CopyFrom(step_net)
     return tuple(results[:-1])
 
 

@@ -425,3 +425,11 @@ def test_a_dense_layer_on_top_trains_through_the_loop():
     loss = model.net.AveragedLoss(model.net.Sigmoid(scores, "probabilities"), "loss")
     model.AddGradientOperators([loss])
     assert {str(blob) for blob in model.params} == set(map(str, model.param_to_grad))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("memory_optimization", [True, False], ids=["recompute", "keep"])
+def test_on_a_gpu_values_and_gradients_are_those_of_a_numpy_loop(memory_optimization):
+    case = Case(lengths=[3, 1], options={"memory_optimization": memory_optimization})
+    with core.DeviceScope(core.DeviceOption(workspace.GpuDeviceType, 0)):
+        assert_right(case)

@@ -173,3 +173,18 @@ def test_sizes_may_change_from_run_to_run(executor):
             comparing.assert_close(workspace.FetchBlob(output), expected, output)
         for name, expected in comparing.reference_gradients(step_net).items():
             comparing.assert_close(workspace.FetchBlob(str(found[name])), expected, name)
+
+
+def test_immediate_mode_runs_the_operator_as_it_is_made():
+    step_net = step_nets.product()
+    for name, value in step_net.outer.items():
+        workspace.FeedBlob(name, value)
+    workspace.StartImmediate()
+    try:
+        for name, value in step_net.outer.items():
+            workspace.FeedImmediate(name, value)
+        _, outputs = comparing.build(recurrent_net, step_net)
+        found = workspace.FetchImmediate(str(outputs[0]))
+    finally:
+        workspace.StopImmediate()
+    comparing.assert_close(found, comparing.reference_outputs(step_net)[0], "h_t_all")
