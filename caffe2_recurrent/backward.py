@@ -14,14 +14,17 @@
 
            op -> o_grad      =>      op -> o_grad_accum;  o_grad = Sum(o_grad, o_grad_accum)
 
-    5. blobs that this reads and does not write are kept by each forward step.
+    5. where the outer net adds up gradients of a reference too, the parts that the step adds up get other names:
+       Caffe2 calls both `_<reference>_grad_autosplit_<n>`, and a step writes to an outer blob of the name it looks for.
+    6. blobs that this reads and does not write are kept by each forward step.
 
 Source: RecurrentNetworkGradientOp in caffe2/operators/rnn/recurrent_network_op.h.
 """
 
 import itertools
+import re
 from dataclasses import dataclass
-from typing import Dict, Iterable, List, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core
@@ -31,6 +34,9 @@ from caffe2_recurrent.problems import Problems, names
 from caffe2_recurrent.recompute import Recompute
 from caffe2_recurrent.step_gradients import StepGradients, derive, gradient_name, operator_beside
 from caffe2_recurrent.wiring import Link, OuterState
+
+# What Caffe2 calls the gradients that it is about to add up, and the sparse ones that it has put together.
+PART_OF_SUM = re.compile(r"_?(.+_grad)(?:_indices|_values)?(?:_autosplit_\d+|_(?:indices|values)_concat(?:_split)?)$")
 
 
 @dataclass(frozen=True)
@@ -48,13 +54,26 @@ class Backward:
     kept: Tuple[str, ...]
     shared_blobs: Tuple[str, ...]
 
+    def own_blobs(self, cell: Cell) -> List[str]:
+        """What the backward step writes or is linked to; not gradients of parameters, which the engine renames."""
+        if self.net is None:
+            return []
+        renamed = frozenset(self.gradients[blob] for blob in self.parameters(cell))
+        linked = (gradient_name(state.inner_output) for state in cell.states)
+        written = (blob for operator in self.net.op for blob in operator.output)
+        recomputed = frozenset(cell.writes)
+        blobs = dict.fromkeys(itertools.chain(linked, written))
+        return [blob for blob in blobs if blob not in renamed and blob not in recomputed]
+
     def parameters(self, cell: Cell) -> List[str]:
         """The references that have a gradient, in the order of the operator's inputs."""
         return [blob for blob in cell.references if blob in self.gradients]
 
 
-def derive_backward(cell: Cell, recompute: Recompute, problems: Problems) -> Optional[Backward]:
-    """Derive the backward step of `cell`.
+def derive_backward(
+    cell: Cell, recompute: Recompute, read_outside: Callable[[str], bool], problems: Problems
+) -> Optional[Backward]:
+    """Derive the backward step of `cell`; `read_outside` says whether the outer net may also read a reference.
 
     Notes in `problems` what has no gradient. None where something is wrong with the cell, now or before.
     """
@@ -74,6 +93,7 @@ def derive_backward(cell: Cell, recompute: Recompute, problems: Problems) -> Opt
     for blob in cell.references:
         own.claim(blob, zero_if_missing=False)
     body = derived.operators + own.operators
+    _rename_parts(body, cell, read_outside)
 
     kept = _kept_blobs(cell, recompute.operators + body)
     net = caffe2_pb2.NetDef(name=cell.step_net.name + "_backward", type="simple")
@@ -86,6 +106,23 @@ def derive_backward(cell: Cell, recompute: Recompute, problems: Problems) -> Opt
     net.op.extend(accumulating)
     _check_apart(cell, output_gradients.values(), accumulating, problems)
     return Backward(net, own.gradients, with_gradient, kept, tuple(recompute.shared_blobs))
+
+
+def _rename_parts(operators: Iterable[caffe2_pb2.OperatorDef], cell: Cell, read_outside: Callable[[str], bool]) -> None:
+    references = {gradient_name(reference): reference for reference in cell.references}
+    renamed: Dict[str, str] = {}
+    for operator in operators:
+        for output in operator.output:
+            part = PART_OF_SUM.match(output)
+            reference = references.get(part.group(1)) if part else None
+            if reference is not None and read_outside(reference):
+                renamed[output] = output + "_in_step"
+    if not renamed:
+        return
+    for operator in operators:
+        for blobs in (operator.input, operator.output):
+            if not renamed.keys().isdisjoint(blobs):
+                blobs[:] = [renamed.get(blob, blob) for blob in blobs]
 
 
 def _check_apart(

@@ -20,7 +20,10 @@ def check_gradients(net: Union[ModelHelper, core.Net], gradients: Optional[Mappi
 
     - an output that receives a gradient but is not in `outputs_with_grads`: Caffe2 drops that gradient silently;
     - a sequence that a later operator reads too, for which Caffe2 renames the gradient while the engine goes on
-      writing the old name. `outputs_with_grads='auto'` is free of both.
+      writing the old name;
+    - a name that a loop's backward step and the net itself both write: the step writes to the net's blob.
+
+    `outputs_with_grads='auto'` is free of all three.
 
     Raises `ValueError` that names all of them, `TypeError` where the map of gradients is missing.
     """
@@ -46,6 +49,7 @@ def check_gradients(net: Union[ModelHelper, core.Net], gradients: Optional[Mappi
             _check_dropped(operator, backward, by_name, problems)
             if backward is not None:
                 _check_misplaced(operator, backward, problems)
+                _check_shared_names(net, backward, problems)
     problems.raise_if_any()
 
 
@@ -85,4 +89,21 @@ def _check_misplaced(operator: caffe2_pb2.OperatorDef, backward: caffe2_pb2.Oper
             backward.output[0],
             written,
             operator.input[0],
+        )
+
+
+def _check_shared_names(net: core.Net, backward: caffe2_pb2.OperatorDef, problems: Problems) -> None:
+    step = _argument(backward, "backward_step_net")
+    parameters = _argument(backward, "param_grads")
+    # The engine renames the gradients of parameters within the step.
+    engines = {name.decode() for name in parameters.strings} if parameters is not None else set()
+    own = {blob for operator in (step.n.op if step is not None else ()) for blob in operator.output} - engines
+    written = {blob for operator in net.Proto().op if operator.output != backward.output for blob in operator.output}
+    for blob in sorted(own & written):
+        problems.add(
+            "'{}' is written by the backward step of the loop of '{}' and by net '{}', so each spoils the other's "
+            "gradient; pass outputs_with_grads='auto', or rename the blob it is the gradient of",
+            blob,
+            backward.input[-1],
+            net.Name(),
         )

@@ -5,7 +5,7 @@ gradient operators read it.
 """
 
 from collections import Counter
-from typing import Dict, List, NamedTuple, Sequence
+from typing import Dict, List, NamedTuple, Sequence, Set
 
 from caffe2.proto import caffe2_pb2
 
@@ -26,6 +26,7 @@ RANDOM_OPERATORS = frozenset(
         "UniformFill",
         "UniformIntFill",
         "UniqueUniformFill",
+        "WeightedMultiSampling",
         "WeightedSample",
         "XavierFill",
     ]
@@ -33,7 +34,10 @@ RANDOM_OPERATORS = frozenset(
 
 
 class Recompute(NamedTuple):
-    """The operators to run again, and the blobs that the steps may then share."""
+    """The operators to run again, and the blobs that the steps may then share.
+
+    An operator that runs again writes a blob that is not shared once more, with the same values.
+    """
 
     operators: List[caffe2_pb2.OperatorDef]
     shared_blobs: List[str]
@@ -74,9 +78,22 @@ def plan_recompute(cell: Cell, blobs: Sequence[str], problems: Problems) -> Reco
                 names(operator.output),
             )
     _check_unchanged(cell, wanted, problems)
-    exported = frozenset(state.inner_output for state in cell.states)
-    # A state output is linked to its own slice in every step: rewritten, but not shared.
-    return Recompute(operators, [blob for blob in blobs if blob not in exported])
+    own = _own_to_each_step(cell, operators)
+    return Recompute(operators, [blob for blob in blobs if blob not in own])
+
+
+def _own_to_each_step(cell: Cell, operators: Sequence[caffe2_pb2.OperatorDef]) -> Set[str]:
+    """Recomputed blobs that the steps cannot share."""
+    # A state output is linked to its own slice in every step.
+    own = {state.inner_output for state in cell.states}
+    # The RNN executor runs steps side by side and holds a step's operator back until the step before has read what it
+    # overwrites. One whose inputs are there from the start and whose output nothing reads is not held back by anything.
+    from_outside = frozenset(cell.references).union([cell.timestep])
+    read = {blob for operator in cell.step_net.op for blob in operator.input}
+    for operator in operators:
+        if from_outside.issuperset(operator.input) and read.isdisjoint(operator.output):
+            own.update(operator.output)
+    return own
 
 
 def _check_unchanged(cell: Cell, wanted: frozenset, problems: Problems) -> None:

@@ -3,16 +3,16 @@
 arguments -> cell -> backward -> wiring -> operator
 """
 
-import collections
+import functools
 import itertools
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from caffe2.python import core, workspace
 
 from caffe2_recurrent import arguments, wiring
 from caffe2_recurrent.arguments import Blob, OutputsWithGrads, Request
 from caffe2_recurrent.backward import Backward, backward_links, derive_backward
-from caffe2_recurrent.cell import Cell, check_reads, read_cell
+from caffe2_recurrent.cell import Cell, check_not_outside, check_reads, read_cell
 from caffe2_recurrent.gradient_maker import OPERATOR, gradient_arguments
 from caffe2_recurrent.problems import Problems, names
 from caffe2_recurrent.recompute import plan_recompute
@@ -89,12 +89,28 @@ def recurrent_net(
     check_positions(request.outputs_with_grads, _output_names(cell), problems)
     recompute = plan_recompute(cell, request.recompute, problems)
     readable = check_reads(cell, problems)
-    backward = derive_backward(cell, recompute, problems) if readable and not request.forward_only else None
+    backward = None
+    if readable and not request.forward_only:
+        backward = derive_backward(cell, recompute, _may_be_read_outside(request), problems)
     scope, outer = _unused_names(request.net, cell, request.scope)
+    if backward is not None:
+        check_not_outside(request.net, backward.own_blobs(cell), problems)
     if not problems:
-        _check_apart(cell, scope, outer, problems)
+        _check_apart(cell, scope, outer, request.forward_only, problems)
     problems.raise_if_any()
     return _add_operator(request, cell, backward, scope, outer)
+
+
+def _may_be_read_outside(request: Request) -> Callable[[str], bool]:
+    """Whether the net reads a blob beside the loop; with 'auto' names are chosen as if it did."""
+    if request.outputs_with_grads is None:
+        return lambda blob: True
+
+    @functools.lru_cache(maxsize=None)
+    def read() -> FrozenSet[str]:
+        return frozenset(blob for operator in request.net.Proto().op for blob in operator.input)
+
+    return lambda blob: blob in read()
 
 
 def check_positions(positions: Optional[Sequence[int]], outputs: Sequence[str], problems: Problems) -> None:
@@ -112,24 +128,24 @@ def _output_names(cell: Cell) -> List[str]:
     return [output + ending for output in outputs for ending in ("_all", "_last")]
 
 
-def _check_apart(cell: Cell, scope: str, outer: Sequence[wiring.OuterState], problems: Problems) -> None:
+def _check_apart(
+    cell: Cell, scope: str, outer: Sequence[wiring.OuterState], forward_only: bool, problems: Problems
+) -> None:
     """What the operator makes outside must carry no name of a blob that it reads or that a step has for itself."""
-    produced = [*_produced(scope, outer), *(blobs.states for blobs in outer)]
-    gradients = [gradient_name(blobs.states) for blobs in outer]
-    gradients += [gradient_name(blob) for blob in cell.outer_inputs[: len(cell.sequences) + len(cell.states)]]
+    made = [*_produced(scope, outer), *(blobs.states for blobs in outer)]
+    if not forward_only:
+        made += [gradient_name(blobs.states) for blobs in outer]
+        made += [gradient_name(blob) for blob in dict.fromkeys(cell.outer_inputs)]
     read = frozenset(cell.outer_inputs)
-    for blob in produced:
+    for blob in made:
         if blob in read:
             problems.add("the loop reads '{}' and would make a blob of that name; give it a Copy of the blob", blob)
     inner = frozenset(cell.linked).union(cell.writes)
-    clashing = [blob for blob in dict.fromkeys(produced + gradients) if blob in inner]
+    clashing = [blob for blob in made if blob in inner]
     if clashing:
         problems.add(
             "the step net has {}, names that the loop needs outside; rename them in the step net", names(clashing)
         )
-    for blob, count in collections.Counter(produced).items():
-        if count > 1:
-            problems.add("two outputs of the loop would be named '{}'; rename one of the state outputs", blob)
 
 
 def _add_operator(

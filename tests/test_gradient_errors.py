@@ -185,12 +185,15 @@ def test_gradient_stops_at_one_stopped_state_output_of_two(executor):
     comparing.assert_right(recurrent_net, step_net, executor=executor)
 
 
-def test_sum_whose_other_reader_has_no_gradient():
-    """Whether the sum's gradient may stand for x's depends on what its readers' gradients write."""
+def test_reader_without_a_gradient_before_a_sum_in_place():
+    """`y_grad` also stands for v's and w's gradients, unless a reader of the old y overwrites it; Floor may or not."""
 
     def build(cell, x, h):
-        total = cell.Sum([x, h], "total")
-        cell.Mul([total, cell.Floor(total, "down")], "h_t")
+        cell.AddExternalInput("v", "w")
+        y = cell.Mul([x, h], "y")
+        cell.Floor(y, "down")
+        cell.Sum([y, "v", "w"], [y])
+        cell.Mul([y, "down"], "h_t")
 
     text = Loop(build).refused(ValueError)
     assert text == CALLS + "step operator 1 (Floor, writing 'down') has no gradient" + WITHOUT
@@ -526,6 +529,19 @@ def test_only_an_unlisted_output_has_a_gradient():
     assert gradients_refused(loop, [outputs[0]]) == maker(loop) + (
         "outputs_with_grads lists position 1, 'h_t_last', but no gradient reaches it; leave it out or pass 'auto'"
     )
+
+
+@pytest.mark.parametrize("positions", [(0,), "auto"], ids=str)
+def test_gradient_operators_stay_on_the_device_of_the_loop(positions):
+    """With (0,) they come from the engine's own gradient maker, with 'auto' from ours."""
+    device = core.DeviceOption(caffe2_pb2.CUDA, 1)
+    loop = Loop()
+    with core.DeviceScope(device):
+        outputs = loop.call(outputs_with_grads=positions)
+    loop.net.AddGradientOperators({outputs[0]: loop.net.AddExternalInput("seed")})
+    made = loop.net.Proto().op[1:]
+    assert {"RecurrentNetworkGradient"} <= {operator.type for operator in made}
+    assert all(operator.device_option == device for operator in made)
 
 
 @pytest.mark.parametrize("positions", ["auto", (0,), (), (1, 0)], ids=str)

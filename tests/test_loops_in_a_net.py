@@ -261,3 +261,72 @@ def test_gradients_flow_through_operators_before_and_after():
     others = comparing.doubles(step_net)
     expected = numpy_loop.numerical_gradients(loss, {"raw": raw.astype(np.float64)}, ["raw"])
     comparing.assert_close(gradients["raw"], expected["raw"], "raw")
+
+
+# --- references that others read as well ---
+
+
+def reads_twice(output, choice):
+    """Two parts of w's gradient are added up in the backward step."""
+    make = step_nets.Maker(seed=1)
+    x, h = make.sequence(), make.state()
+    w = make.reference("w", 1, step_nets.N, step_nets.D)
+    make.link(h, make.cell.Mul([make.cell.Mul([x, w], "xw"), make.cell.Mul([h, w], "hw")], output))
+    return make.done(outputs_with_grads=choice)
+
+
+def outside_readers(net, count):
+    return [net.Scale(["w"], ["w{}".format(number)], scale=2.0 + number) for number in range(count)]
+
+
+def summed(values, step_nets_run, readers):
+    loops = sum(comparing.reference_outputs(step_net, values)[0].sum() for step_net in step_nets_run)
+    return loops + sum((2.0 + number) * values["w"].sum() for number in range(readers))
+
+
+@pytest.mark.parametrize("executor", [True, False], ids=["executor", "plain"])
+@pytest.mark.parametrize("readers", [1, 2])
+@pytest.mark.parametrize("choice, first", [("auto", "loop"), ("auto", "readers"), ((0,), "readers")], ids=str)
+def test_reference_read_twice_in_the_step_and_outside(choice, first, readers, executor):
+    """Caffe2 gives the parts of both sums the same names, and a step writes to an outer blob that it finds."""
+    step_net, net = reads_twice("h_t", choice), core.Net("outer")
+    ends = outside_readers(net, readers) if first == "readers" else []
+    _, outputs = comparing.build(recurrent_net, step_net, net)
+    ends = ends or outside_readers(net, readers)
+    feed(step_net.outer)
+    blob = total(net, [outputs[0], *ends])
+    found = net.AddGradientOperators([blob])
+    check_gradients(net, found)
+    comparing.configure(net, executor)
+    workspace.RunNetOnce(net)
+    doubles = comparing.doubles(step_net)
+    expected = numpy_loop.numerical_gradients(lambda values: summed(values, [step_net], readers), doubles, ["w"])
+    comparing.assert_close(workspace.FetchBlob(str(found["w"])), expected["w"], "w")
+
+
+@pytest.mark.parametrize("executor", [True, False], ids=["executor", "plain"])
+def test_reference_read_twice_in_each_of_two_loops(executor):
+    net = core.Net("outer")
+    both = [reads_twice(output, "auto") for output in ("p_t", "q_t")]
+    outputs = [comparing.build(recurrent_net, step_net, net)[1][0] for step_net in both]
+    feed(both[0].outer)
+    found = net.AddGradientOperators([total(net, outputs)])
+    check_gradients(net, found)
+    comparing.configure(net, executor)
+    workspace.RunNetOnce(net)
+    doubles = comparing.doubles(both[0])
+    expected = numpy_loop.numerical_gradients(lambda values: summed(values, both, 0), doubles, ["w"])
+    comparing.assert_close(workspace.FetchBlob(str(found["w"])), expected["w"], "w")
+
+
+def test_reference_that_a_later_operator_reads_is_found():
+    step_net = reads_twice("h_t", (0,))
+    net, outputs = comparing.build(recurrent_net, step_net, core.Net("outer"))
+    found = net.AddGradientOperators([total(net, [outputs[0], *outside_readers(net, 2)])])
+    with pytest.raises(ValueError) as error:
+        check_gradients(net, found)
+    assert str(error.value) == (
+        "check_gradients: '_w_grad_autosplit_0' is written by the backward step of the loop of "
+        "'{0}/recurrent/step_workspaces' and by net '{0}', so each spoils the other's gradient; "
+        "pass outputs_with_grads='auto', or rename the blob it is the gradient of".format(net.Name())
+    )

@@ -188,3 +188,37 @@ def test_immediate_mode_runs_the_operator_as_it_is_made():
     finally:
         workspace.StopImmediate()
     comparing.assert_close(found, comparing.reference_outputs(step_net)[0], "h_t_all")
+
+
+def recomputed_without_a_reader(function):
+    """`extra` comes from references alone and nothing reads it, so nothing makes one step wait for another."""
+    make = step_nets.Maker()
+    x, h = make.sequence(), make.state()
+    w = make.reference("w", 1, step_nets.N, step_nets.D)
+    function(make, w)
+    make.link(h, make.cell.Tanh(make.cell.Mul([x, h], "xh"), "h_t"))
+    return make.done(recompute_blobs_on_backward=["extra", "xh"])
+
+
+@pytest.mark.parametrize(
+    "function, shared",
+    [
+        (lambda make, w: make.cell.Scale([w], ["extra"], scale=2.0), ["xh"]),
+        (lambda make, w: make.cell.Tanh(make.cell.Scale([w], ["extra"], scale=2.0), "reads"), ["extra", "xh"]),
+    ],
+    ids=["unread", "read"],
+)
+def test_steps_share_a_recomputed_blob_only_where_the_executor_makes_them_wait(function, shared):
+    step_net = recomputed_without_a_reader(function)
+    net, _ = comparing.build(recurrent_net, step_net)
+    argument = next(item for item in net.Proto().op[0].arg if item.name == "recompute_blobs_on_backward")
+    assert [blob.decode() for blob in argument.strings] == shared
+    comparing.assert_right(recurrent_net, step_net)
+
+
+@pytest.mark.parametrize("name", ["X_grad", "h_initial_grad", "loop/h_prev_states_grad"])
+def test_names_of_gradients_are_free_where_there_are_none(name):
+    make = step_nets.Maker()
+    x, h = make.sequence(), make.state()
+    make.link(h, make.cell.Mul([make.cell.Tanh(x, name), h], "h_t"))
+    comparing.assert_right(recurrent_net, make.done(), scope="loop", forward_only=True)

@@ -763,3 +763,25 @@ def test_no_warning_without_arguments_of_2016():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Loop().call()
+
+
+@pytest.mark.parametrize("name", ["xh_grad", "h_t_grad", "x_t_grad", "h_prev_grad"])
+def test_net_has_a_blob_named_like_a_gradient_of_the_step(name):
+    loop = Loop(lambda cell, x, h: cell.Tanh(cell.Mul([x, h], "xh"), "h_t"))
+    loop.net.AddExternalInput(name)
+    text = loop.refused(ValueError)
+    assert text == (
+        "recurrent_net: the step net computes or receives '{}', of which net '{}' has a blob of the same name; "
+        "all steps would share that one: rename it in the step net".format(name, loop.net.Name())
+    )
+
+
+@pytest.mark.parametrize("name", ["X_grad", "H_grad", "s/h_prev_states_grad"])
+def test_reference_named_like_a_gradient_that_the_loop_makes(name):
+    def build(cell, x, h):
+        return cell.Mul([cell.Mul([x, cell.AddExternalInputs(name)], "xg"), h], "h_t")
+
+    text = Loop(build).refused(ValueError, scope="s")
+    assert text == (
+        "recurrent_net: the loop reads '{}' and would make a blob of that name; give it a Copy of the blob".format(name)
+    )
