@@ -22,21 +22,19 @@ Source: RecurrentNetworkGradientOp in caffe2/operators/rnn/recurrent_network_op.
 """
 
 import itertools
-import re
 from dataclasses import dataclass
 from typing import Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
+from caffe2_recurrent.apart import rename_parts_of_sums
 from caffe2_recurrent.cell import Cell
-from caffe2_recurrent.problems import Problems, names
+from caffe2_recurrent.operators import gradient_name, operator_beside
+from caffe2_recurrent.problems import Problems
 from caffe2_recurrent.recompute import Recompute
-from caffe2_recurrent.step_gradients import StepGradients, derive, gradient_name, operator_beside
+from caffe2_recurrent.step_gradients import StepGradients, derive
 from caffe2_recurrent.wiring import Link, OuterState
-
-# What Caffe2 calls the gradients that it is about to add up, and the sparse ones that it has put together.
-PART_OF_SUM = re.compile(r"_?(.+_grad)(?:_indices|_values)?(?:_autosplit_\d+|_(?:indices|values)_concat(?:_split)?)$")
 
 
 @dataclass(frozen=True)
@@ -44,26 +42,15 @@ class Backward:
     """The backward step of a cell.
 
     `net` is None where nothing in the step has a gradient. `gradients` maps state inputs, sequences and references
-    to the step-net blob that holds their gradient; `with_gradient` says which of them depend on the outputs at all.
-    `kept` are the blobs that each forward step keeps for it, `shared_blobs` the recomputed ones.
+    to the step-net blob that holds their gradient; `with_gradient` says which of them have one at all. `blobs` is all
+    that the gradient operators write or are linked to, `shared_blobs` what is recomputed and shared by the steps.
     """
 
     net: Optional[caffe2_pb2.NetDef]
     gradients: Dict[str, str]
     with_gradient: frozenset
-    kept: Tuple[str, ...]
+    blobs: Tuple[str, ...]
     shared_blobs: Tuple[str, ...]
-
-    def own_blobs(self, cell: Cell) -> List[str]:
-        """What the backward step writes or is linked to; not gradients of parameters, which the engine renames."""
-        if self.net is None:
-            return []
-        renamed = frozenset(self.gradients[blob] for blob in self.parameters(cell))
-        linked = (gradient_name(state.inner_output) for state in cell.states)
-        written = (blob for operator in self.net.op for blob in operator.output)
-        recomputed = frozenset(cell.writes)
-        blobs = dict.fromkeys(itertools.chain(linked, written))
-        return [blob for blob in blobs if blob not in renamed and blob not in recomputed]
 
     def parameters(self, cell: Cell) -> List[str]:
         """The references that have a gradient, in the order of the operator's inputs."""
@@ -93,7 +80,7 @@ def derive_backward(
     for blob in cell.references:
         own.claim(blob, zero_if_missing=False)
     body = derived.operators + own.operators
-    _rename_parts(body, cell, read_outside)
+    rename_parts_of_sums(body, cell, read_outside)
 
     kept = _kept_blobs(cell, recompute.operators + body)
     net = caffe2_pb2.NetDef(name=cell.step_net.name + "_backward", type="simple")
@@ -104,38 +91,9 @@ def derive_backward(
     net.op.extend(recompute.operators)
     accumulating = list(_accumulating(body, frozenset(net.external_input)))
     net.op.extend(accumulating)
-    _check_apart(cell, output_gradients.values(), accumulating, problems)
-    return Backward(net, own.gradients, with_gradient, kept, tuple(recompute.shared_blobs))
-
-
-def _rename_parts(operators: Iterable[caffe2_pb2.OperatorDef], cell: Cell, read_outside: Callable[[str], bool]) -> None:
-    references = {gradient_name(reference): reference for reference in cell.references}
-    renamed: Dict[str, str] = {}
-    for operator in operators:
-        for output in operator.output:
-            part = PART_OF_SUM.match(output)
-            reference = references.get(part.group(1)) if part else None
-            if reference is not None and read_outside(reference):
-                renamed[output] = output + "_in_step"
-    if not renamed:
-        return
-    for operator in operators:
-        for blobs in (operator.input, operator.output):
-            if not renamed.keys().isdisjoint(blobs):
-                blobs[:] = [renamed.get(blob, blob) for blob in blobs]
-
-
-def _check_apart(
-    cell: Cell, received: Iterable[str], operators: Iterable[caffe2_pb2.OperatorDef], problems: Problems
-) -> None:
-    """A step has one workspace for both directions: a gradient must not carry the name of a blob of the step."""
-    forward = set(cell.writes).union(cell.step_net.external_input)
-    gradients = dict.fromkeys(itertools.chain(received, (blob for operator in operators for blob in operator.output)))
-    clashing = [blob for blob in gradients if blob in forward]
-    if clashing:
-        problems.add(
-            "the step net has {}, names that its backward step needs for gradients; rename them", names(clashing)
-        )
+    written = (blob for operator in accumulating for blob in operator.output)
+    blobs = tuple(dict.fromkeys(itertools.chain(output_gradients.values(), written)))
+    return Backward(net, own.gradients, with_gradient, blobs, tuple(recompute.shared_blobs))
 
 
 def backward_links(cell: Cell, backward: Backward, outer: Sequence[OuterState]) -> List[Link]:

@@ -3,10 +3,9 @@
 from collections import Counter
 from dataclasses import dataclass
 from typing import Counter as CounterType
-from typing import Dict, FrozenSet, Iterable, List, Tuple
+from typing import Dict, List, Tuple
 
 from caffe2.proto import caffe2_pb2
-from caffe2.python import core
 
 from caffe2_recurrent.arguments import DEFAULT_TIMESTEP, Request
 from caffe2_recurrent.problems import Problems, names
@@ -79,8 +78,6 @@ def read_cell(request: Request, problems: Problems) -> Cell:
     _check_nets(request, problems)
     _check_inputs(cell, request, problems)
     _check_links(cell, request, problems)
-    if request.net is not request.cell_net:
-        _check_apart(cell, request, problems)
     return cell
 
 
@@ -201,30 +198,3 @@ def check_reads(cell: Cell, problems: Problems) -> bool:
             "the step net declares external outputs that no operator writes: {}; write or remove them", names(missing)
         )
     return readable
-
-
-def _check_apart(cell: Cell, request: Request, problems: Problems) -> None:
-    outer = frozenset(cell.outer_inputs)
-    own = dict.fromkeys(_own_blobs(cell))
-    check_not_outside(request.net, own, problems, outer)
-
-
-def check_not_outside(
-    net: core.Net, blobs: Iterable[str], problems: Problems, outer_inputs: FrozenSet[str] = frozenset()
-) -> None:
-    """A blob that exists outside is one for all steps: what a step computes must not carry such a name."""
-    clashing = [blob for blob in blobs if blob in outer_inputs or net.BlobIsDefined(blob)]
-    if clashing:
-        problems.add(
-            "the step net computes or receives {}, of which net '{}' has a blob of the same name; "
-            "all steps would share that one: rename it in the step net",
-            names(clashing),
-            net.Name(),
-        )
-
-
-def _own_blobs(cell: Cell) -> Iterable[str]:
-    declared = frozenset(cell.step_net.external_input)
-    yield cell.timestep
-    yield from (blob for blob in cell.linked if blob)
-    yield from (blob for blob in cell.writes if blob not in declared)

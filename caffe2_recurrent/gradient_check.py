@@ -8,8 +8,8 @@ from caffe2.python import core
 from caffe2.python.model_helper import ModelHelper
 
 from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR, POSITIONS
+from caffe2_recurrent.operators import gradient_name
 from caffe2_recurrent.problems import Problems, given
-from caffe2_recurrent.step_gradients import gradient_name
 
 
 def check_gradients(net: Union[ModelHelper, core.Net], gradients: Optional[Mapping[Any, Any]] = None) -> None:

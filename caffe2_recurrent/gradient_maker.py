@@ -21,8 +21,8 @@ from caffe2.python import utils as caffe2_utils
 from caffe2_recurrent.arguments import AUTO
 from caffe2_recurrent.backward import Backward
 from caffe2_recurrent.cell import Cell
+from caffe2_recurrent.operators import gradient_name, operator_beside
 from caffe2_recurrent.problems import Problems, names
-from caffe2_recurrent.step_gradients import gradient_name, operator_beside
 
 OPERATOR = "RecurrentNetwork"
 GRADIENT_OPERATOR = "RecurrentNetworkGradient"

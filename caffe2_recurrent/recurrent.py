@@ -9,14 +9,14 @@ from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, Opti
 
 from caffe2.python import core, workspace
 
-from caffe2_recurrent import arguments, wiring
+from caffe2_recurrent import apart, arguments, wiring
 from caffe2_recurrent.arguments import Blob, OutputsWithGrads, Request
 from caffe2_recurrent.backward import Backward, backward_links, derive_backward
-from caffe2_recurrent.cell import Cell, check_not_outside, check_reads, read_cell
+from caffe2_recurrent.cell import Cell, check_reads, read_cell
 from caffe2_recurrent.gradient_maker import OPERATOR, gradient_arguments
-from caffe2_recurrent.problems import Problems, names
+from caffe2_recurrent.operators import gradient_name
+from caffe2_recurrent.problems import Problems
 from caffe2_recurrent.recompute import plan_recompute
-from caffe2_recurrent.step_gradients import gradient_name
 
 STEP_WORKSPACES = "step_workspaces"
 STEP_NETS = ("step_net", "backward_step_net")
@@ -93,12 +93,21 @@ def recurrent_net(
     if readable and not request.forward_only:
         backward = derive_backward(cell, recompute, _may_be_read_outside(request), problems)
     scope, outer = _unused_names(request.net, cell, request.scope)
-    if backward is not None:
-        check_not_outside(request.net, backward.own_blobs(cell), problems)
-    if not problems:
-        _check_apart(cell, scope, outer, request.forward_only, problems)
+    _check_apart(request, cell, backward, _made(cell, scope, outer, request.forward_only), problems)
     problems.raise_if_any()
     return _add_operator(request, cell, backward, scope, outer)
+
+
+def _check_apart(
+    request: Request, cell: Cell, backward: Optional[Backward], made: Sequence[str], problems: Problems
+) -> None:
+    if request.net is not request.cell_net:
+        apart.check_step(request.net, cell, problems)
+    if backward is not None:
+        parameters = [backward.gradients[blob] for blob in backward.parameters(cell)]
+        apart.check_step_gradients(request.net, cell, backward.blobs, parameters, problems)
+    if not problems:
+        apart.check_made(cell, made, problems)
 
 
 def _may_be_read_outside(request: Request) -> Callable[[str], bool]:
@@ -126,26 +135,6 @@ def check_positions(positions: Optional[Sequence[int]], outputs: Sequence[str], 
 def _output_names(cell: Cell) -> List[str]:
     outputs = [state.inner_output or "<output of {}>".format(state.inner_input) for state in cell.states]
     return [output + ending for output in outputs for ending in ("_all", "_last")]
-
-
-def _check_apart(
-    cell: Cell, scope: str, outer: Sequence[wiring.OuterState], forward_only: bool, problems: Problems
-) -> None:
-    """What the operator makes outside must carry no name of a blob that it reads or that a step has for itself."""
-    made = [*_produced(scope, outer), *(blobs.states for blobs in outer)]
-    if not forward_only:
-        made += [gradient_name(blobs.states) for blobs in outer]
-        made += [gradient_name(blob) for blob in dict.fromkeys(cell.outer_inputs)]
-    read = frozenset(cell.outer_inputs)
-    for blob in made:
-        if blob in read:
-            problems.add("the loop reads '{}' and would make a blob of that name; give it a Copy of the blob", blob)
-    inner = frozenset(cell.linked).union(cell.writes)
-    clashing = [blob for blob in made if blob in inner]
-    if clashing:
-        problems.add(
-            "the step net has {}, names that the loop needs outside; rename them in the step net", names(clashing)
-        )
 
 
 def _add_operator(
@@ -228,6 +217,15 @@ def _unused_names(net: core.Net, cell: Cell, scope: Optional[str]) -> Tuple[str,
         if in_use.isdisjoint(blobs.states for blobs in outer)
         and not any(net.BlobIsDefined(blob) for blob in _produced(candidate, outer))
     )
+
+
+def _made(cell: Cell, scope: str, outer: Sequence[wiring.OuterState], forward_only: bool) -> List[str]:
+    """All blobs that the operator, and its gradient, write outside."""
+    made = [*_produced(scope, outer), *(blobs.states for blobs in outer)]
+    if not forward_only:
+        made += [gradient_name(blobs.states) for blobs in outer]
+        made += [gradient_name(blob) for blob in dict.fromkeys(cell.outer_inputs)]
+    return made
 
 
 def _produced(scope: str, outer: Sequence[wiring.OuterState]) -> List[str]:
