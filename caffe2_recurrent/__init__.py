@@ -12,9 +12,27 @@ except ImportError:
     if not _doctor_is_starting():
         raise
 else:
+    from caffe2_recurrent.attention import (
+        AttentionType,
+        LSTMWithAttention,
+        apply_recurrent_attention,
+        apply_regular_attention,
+    )
     from caffe2_recurrent.executor import retrieve_step_blobs
     from caffe2_recurrent.gradient_check import check_gradients
-    from caffe2_recurrent.lstm import LSTM
+    from caffe2_recurrent.gru import GRU
+    from caffe2_recurrent.lstm import LSTM, MILSTM
     from caffe2_recurrent.recurrent import recurrent_net
 
-    __all__ = ["LSTM", "check_gradients", "recurrent_net", "retrieve_step_blobs"]
+    __all__ = [
+        "GRU",
+        "LSTM",
+        "MILSTM",
+        "AttentionType",
+        "LSTMWithAttention",
+        "apply_recurrent_attention",
+        "apply_regular_attention",
+        "check_gradients",
+        "recurrent_net",
+        "retrieve_step_blobs",
+    ]

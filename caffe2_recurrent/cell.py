@@ -89,8 +89,6 @@ def _check_nets(request: Request, problems: Problems) -> None:
 def _check_inputs(cell: Cell, request: Request, problems: Problems) -> None:
     if not cell.sequences:
         problems.add("inputs is empty; the number of steps comes from a sequence, so at least one is needed")
-    if request.scope == "":
-        problems.add("scope is empty; leave it out to get a generated one")
     if not cell.states:
         problems.add("initial_cell_inputs is empty; the outputs are those of the states, so at least one is needed")
     for blob in cell.outer_inputs[: len(cell.sequences) + len(cell.states)]:

@@ -1,36 +1,88 @@
-"""LSTM: the cell of Hochreiter and Schmidhuber (1997) with forget gate, over Caffe2's LSTMUnit operator."""
+"""LSTM and MILSTM: cells with input, forget and output gate, over Caffe2's LSTMUnit operator."""
 
-import numbers
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from caffe2.python import core
 from caffe2.python.model_helper import ModelHelper
 from caffe2.python.modeling.initializers import Initializer
 
-from caffe2_recurrent import parameters
-from caffe2_recurrent.arguments import (
-    Blob,
-    OutputsWithGrads,
-    is_blob,
-    is_integer,
-    outer_name,
-    read_flag,
-    read_outputs_with_grads,
-)
-from caffe2_recurrent.parameters import FCParameters, ParameterSpec
-from caffe2_recurrent.problems import Problems, given
-from caffe2_recurrent.recurrent import check_positions, recurrent_net
-from caffe2_recurrent.transaction import all_or_nothing
+from caffe2_recurrent.arguments import Blob, OutputsWithGrads
+from caffe2_recurrent.checks import Checks
+from caffe2_recurrent.layer import Blobs, Cell, StepInputs, StepOutputs, add_layer, fc, unused_blob
+from caffe2_recurrent.parameters import ParameterSpec, fc_specs
 
 GATES = 4
 
 
-class _Request(NamedTuple):
-    """The arguments of `LSTM` that name blobs of the model's net, as full names."""
+class LSTMCell(Cell):
+    """gates_t = U h_{t-1} + c + x_t, where x_t `[1, N, 4 D]` comes from outside; then the LSTM unit."""
 
-    outer_input: str
-    outer_lengths: Optional[str]
-    outer_initial: Optional[Tuple[str, str]]
+    caller = "LSTM"
+    # The fully connected layer over the previous hidden state.
+    recurrent = "gates_t"
+
+    def __init__(self, dim_in: int, dim: int, forget_bias: float, drop_states: bool, recompute: bool) -> None:
+        self.dim_in, self.dim = dim_in, dim
+        self.states = {"hidden_t": dim, "cell_t": dim}
+        self._forget_bias, self._drop_states, self._recompute = forget_bias, drop_states, recompute
+
+    def parameters(self) -> List[ParameterSpec]:
+        return fc_specs("i2h", self.dim_in, GATES * self.dim) + fc_specs(self.recurrent, self.dim, GATES * self.dim)
+
+    def outside(self, net: core.Net, parameters: Blobs, sequence: core.BlobReference) -> core.BlobReference:
+        return fc(net, sequence, parameters, "i2h", unused_blob(net, "i2h"))
+
+    def step(self, net: core.Net, parameters: Blobs, inputs: StepInputs) -> StepOutputs:
+        gates, recompute = self.gates(net, parameters, inputs.input_t, inputs.previous[0])
+        states = self.unit(net, gates, inputs)
+        return StepOutputs(states, recompute if self._recompute else [])
+
+    def gates(
+        self, net: core.Net, parameters: Blobs, input_t: core.BlobReference, hidden: core.BlobReference
+    ) -> Tuple[core.BlobReference, List[core.BlobReference]]:
+        """The gates `[1, N, 4 D]` before their nonlinearities, and what is worth recomputing."""
+        gates = fc(net, hidden, parameters, self.recurrent, "gates_t")
+        net.Sum([gates, input_t], [gates])
+        return gates, [gates]
+
+    def unit(
+        self, net: core.Net, gates: core.BlobReference, inputs: StepInputs
+    ) -> Tuple[core.BlobReference, core.BlobReference]:
+        lengths = [] if inputs.lengths is None else [inputs.lengths]
+        hidden, cell = net.LSTMUnit(
+            [*inputs.previous[:2], gates, *lengths, inputs.timestep],
+            ["hidden_t", "cell_t"],
+            forget_bias=self._forget_bias,
+            drop_states=self._drop_states,
+            sequence_lengths=bool(lengths),
+        )
+        return hidden, cell
+
+
+class MILSTMCell(LSTMCell):
+    """gates_t = alpha * x_t * u_t + beta1 * u_t + beta2 * x_t + b, where u_t = U h_{t-1} + c (arXiv 1606.06630)."""
+
+    caller = "MILSTM"
+    recurrent = "prev_t"
+
+    def parameters(self) -> List[ParameterSpec]:
+        starts = {"alpha": 1.0, "beta1": 1.0, "beta2": 1.0, "b": 0.0}
+        vectors = [
+            ParameterSpec(name, [GATES * self.dim], Initializer("ConstantFill", value=start))
+            for name, start in starts.items()
+        ]
+        return super().parameters() + vectors
+
+    def gates(
+        self, net: core.Net, parameters: Blobs, input_t: core.BlobReference, hidden: core.BlobReference
+    ) -> Tuple[core.BlobReference, List[core.BlobReference]]:
+        of_state = fc(net, hidden, parameters, self.recurrent)
+        # (alpha * x + beta1) * u + (beta2 * x + b): two operators less than term by term.
+        factor = net.ElementwiseLinear([input_t, parameters["alpha"], parameters["beta1"]], "mi_factor_t", axis=2)
+        rest = net.ElementwiseLinear([input_t, parameters["beta2"], parameters["b"]], "mi_rest_t", axis=2)
+        gates = net.Mul([factor, of_state], "gates_t")
+        net.Sum([gates, rest], [gates])
+        return gates, [of_state, factor, rest, gates]
 
 
 def LSTM(  # noqa: N802
@@ -85,102 +137,73 @@ def LSTM(  # noqa: N802
 
     Source: caffe2/operators/lstm_unit_op.h.
     """
-    flags = {
-        "return_params": return_params,
-        "memory_optimization": memory_optimization,
-        "forward_only": forward_only,
-        "drop_states": drop_states,
-    }
-    request = _read(
-        model, input_blob, seq_lengths, initial_states, dim_in, dim_out, scope, outputs_with_grads, forget_bias, flags
+    return _add(
+        LSTMCell,
+        model,
+        input_blob,
+        seq_lengths,
+        initial_states,
+        dim_in,
+        dim_out,
+        scope,
+        outputs_with_grads,
+        return_params,
+        memory_optimization,
+        forget_bias,
+        forward_only,
+        drop_states,
     )
-    dim_in, dim_out = int(dim_in), int(dim_out)
-    specs = parameters.fc_specs("i2h", dim_in, GATES * dim_out) + parameters.fc_specs(
-        "gates_t", dim_out, GATES * dim_out
+
+
+def MILSTM(  # noqa: N802
+    model: ModelHelper,
+    input_blob: Blob,
+    seq_lengths: Optional[Blob],
+    initial_states: Optional[Sequence[Blob]],
+    dim_in: int,
+    dim_out: int,
+    scope: str,
+    outputs_with_grads: OutputsWithGrads = (0,),
+    memory_optimization: bool = False,
+    forget_bias: float = 0.0,
+    forward_only: bool = False,
+    drop_states: bool = False,
+) -> Tuple[Any, ...]:
+    """Add an LSTM layer with multiplicative integration to a model.
+
+        x = W x_t + b_x,  u = U h_{t-1} + b_u
+        gates_t = alpha * x * u + beta1 * u + beta2 * x + b
+
+    and then as in `LSTM`, with the same gate order, shapes, arguments and errors.
+
+    Parameters under `<scope>/`: `i2h_w [4 D, dim_in]`, `i2h_b [4 D]`, `prev_t_w [4 D, D]`, `prev_t_b [4 D]`, and
+    `alpha`, `beta1`, `beta2` (start at 1) and `b` (starts at 0), each `[4 D]`.
+
+    Returns:
+        hidden_all `[T, N, D]`, hidden_last `[1, N, D]`, cell_all, cell_last.
+
+    Source: arXiv 1606.06630.
+    """
+    return _add(
+        MILSTMCell,
+        model,
+        input_blob,
+        seq_lengths,
+        initial_states,
+        dim_in,
+        dim_out,
+        scope,
+        outputs_with_grads,
+        False,
+        memory_optimization,
+        forget_bias,
+        forward_only,
+        drop_states,
     )
-    if request.outer_initial is None:
-        specs += _state_specs(dim_out)
-    with all_or_nothing(model):
-        with core.NameScope(scope):
-            problems = Problems("LSTM")
-            parameters.check_shapes(model, specs, problems)
-            problems.raise_if_any()
-            created = parameters.create(model, specs)
-            of_input, of_state = FCParameters(*created[:2]), FCParameters(*created[2:4])
-            gate_inputs = model.net.FC(
-                [core.BlobReference(request.outer_input), *of_input], _unused_blob(model.net, "i2h"), axis=2
-            )
-            step = _Step(scope, of_state, request.outer_lengths, forget_bias, drop_states)
-        initial = request.outer_initial or tuple(str(blob) for blob in created[4:])
-        outputs = recurrent_net(
-            net=model.net,
-            cell_net=step.net,
-            inputs=[(step.input_t, gate_inputs)],
-            initial_cell_inputs=[
-                (step.hidden_t_prev, core.BlobReference(initial[0])),
-                (step.cell_t_prev, core.BlobReference(initial[1])),
-            ],
-            links={step.hidden_t_prev: step.hidden_t, step.cell_t_prev: step.cell_t},
-            timestep=step.timestep,
-            scope=scope,
-            outputs_with_grads=outputs_with_grads,
-            recompute_blobs_on_backward=[step.gates_t] if memory_optimization else None,
-            forward_only=forward_only,
-        )
-    if not return_params:
-        return outputs
-    params: Dict[str, Dict[str, core.BlobReference]] = {
-        "input": dict(of_input._asdict()),
-        "recurrent": dict(of_state._asdict()),
-    }
-    return outputs + (params,)
 
 
-class _Step:
-    """The step net of an LSTM, blobs under the current `NameScope`: gates `[1, N, 4 D]`, states `[1, N, D]`."""
-
-    def __init__(
-        self,
-        name: str,
-        of_state: FCParameters,
-        seq_lengths: Optional[str],
-        forget_bias: float,
-        drop_states: bool,
-    ) -> None:
-        self.net = core.Net(name)
-        self.input_t, self.timestep, self.hidden_t_prev, self.cell_t_prev = self.net.AddScopedExternalInputs(
-            "input_t", "timestep", "hidden_t_prev", "cell_t_prev"
-        )
-        self.gates_t = self.net.FC([self.hidden_t_prev, *of_state], "gates_t", axis=2)
-        self.net.Sum([self.gates_t, self.input_t], [self.gates_t])
-        lengths = [] if seq_lengths is None else [core.BlobReference(seq_lengths)]
-        self.hidden_t, self.cell_t = self.net.LSTMUnit(
-            [self.hidden_t_prev, self.cell_t_prev, self.gates_t, *lengths, self.timestep],
-            ["hidden_t", "cell_t"],
-            forget_bias=float(forget_bias),
-            drop_states=bool(drop_states),
-            sequence_lengths=bool(lengths),
-        )
-        self.net.AddExternalOutputs(self.hidden_t, self.cell_t)
-
-
-def _state_specs(dim: int) -> List[ParameterSpec]:
-    return [
-        ParameterSpec(name, [dim], Initializer("ConstantFill", value=0.0))
-        for name in ("initial_hidden_state", "initial_cell_state")
-    ]
-
-
-def _unused_blob(net: core.Net, name: str) -> str:
-    """`name`, numbered where the net has such a blob under the current scope already."""
-    candidate, number = name, 0
-    while net.BlobIsDefined(core.ScopedName(candidate)):
-        number += 1
-        candidate = "{}_{}".format(name, number)
-    return candidate
-
-
-def _read(
+def _add(
+    kind: Any,
     model: Any,
     input_blob: Any,
     seq_lengths: Any,
@@ -189,41 +212,32 @@ def _read(
     dim_out: Any,
     scope: Any,
     outputs_with_grads: Any,
+    return_params: Any,
+    memory_optimization: Any,
     forget_bias: Any,
-    flags: Dict[str, Any],
-) -> _Request:
-    """Check all arguments before anything is built; raises one error that names all faults."""
-    types, values = Problems("LSTM"), Problems("LSTM")
-    if not isinstance(model, ModelHelper):
-        types.add("model must be a ModelHelper or CNNModelHelper; got {}", given(model))
-    if not is_blob(input_blob):
-        types.add("input_blob must be a blob or its name; got {}", given(input_blob))
-    if seq_lengths is not None and not is_blob(seq_lengths):
-        types.add("seq_lengths must be a blob, its name, or None for full length; got {}", given(seq_lengths))
-    states = list(initial_states) if isinstance(initial_states, (tuple, list)) else None
-    if initial_states is not None and (states is None or not all(is_blob(state) for state in states)):
-        types.add("initial_states must be (hidden, cell) blobs or None; got {}", given(initial_states))
-    elif states is not None and len(states) != 2:
-        values.add("initial_states must be two blobs (hidden, cell); got {}", len(states))
-    for name, size in (("dim_in", dim_in), ("dim_out", dim_out)):
-        if not is_integer(size):
-            types.add("{} must be a whole number; got {}", name, given(size))
-        elif size < 1:
-            values.add("{} must be 1 or more; got {}", name, size)
-    if not isinstance(scope, str):
-        types.add("scope must be a string; got {}", given(scope))
-    elif not scope:
-        values.add("scope is empty; parameters need a prefix that tells this layer from others")
-    if not isinstance(forget_bias, numbers.Real):
-        types.add("forget_bias must be a number; got {}", given(forget_bias))
-    for name, flag in flags.items():
-        read_flag(name, flag, types)
-    positions = read_outputs_with_grads(outputs_with_grads, types)
-    check_positions(positions, ["hidden_all", "hidden_last", "cell_all", "cell_last"], values)
-    types.raise_if_any(TypeError)
-    values.raise_if_any()
-    return _Request(
-        outer_name(input_blob),
-        None if seq_lengths is None else outer_name(seq_lengths),
-        None if states is None else (outer_name(states[0]), outer_name(states[1])),
-    )
+    forward_only: Any,
+    drop_states: Any,
+) -> Tuple[Any, ...]:
+    checks = Checks(kind.caller)
+    checks.model(model)
+    sequence = checks.blob("input_blob", input_blob)
+    lengths = checks.lengths("seq_lengths", seq_lengths)
+    initial = checks.states(initial_states, ("hidden", "cell"))
+    sizes = checks.size("dim_in", dim_in), checks.size("dim_out", dim_out)
+    scope = checks.scope(scope)
+    checks.positions(outputs_with_grads, ["hidden_all", "hidden_last", "cell_all", "cell_last"])
+    with_parameters = checks.flag("return_params", return_params)
+    recompute = checks.flag("memory_optimization", memory_optimization)
+    bias = checks.number("forget_bias", forget_bias)
+    forward_only = checks.flag("forward_only", forward_only)
+    cell = kind(*sizes, bias, checks.flag("drop_states", drop_states), recompute)
+    checks.done()
+    layer = add_layer(model, cell, sequence, lengths, initial, scope, outputs_with_grads, forward_only)
+    if not with_parameters:
+        return layer.outputs
+    names: Dict[str, str] = {"input": "i2h", "recurrent": kind.recurrent}
+    pairs = {
+        part: {"weights": layer.parameters[name + "_w"], "biases": layer.parameters[name + "_b"]}
+        for part, name in names.items()
+    }
+    return (*layer.outputs, pairs)

@@ -1,6 +1,7 @@
 """Parameters of a cell, made through the model so that its optimizers find them and scopes can share them."""
 
-from typing import List, NamedTuple, Optional, Sequence
+import contextlib
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence
 
 from caffe2.python import core
 from caffe2.python.model_helper import ModelHelper
@@ -9,6 +10,7 @@ from caffe2.python.modeling.parameter_info import ParameterTags
 from caffe2.python.modeling.parameter_sharing import parameter_sharing_context
 
 from caffe2_recurrent.problems import Problems
+from caffe2_recurrent.transaction import all_or_nothing
 
 
 class FCParameters(NamedTuple):
@@ -35,11 +37,28 @@ def fc_specs(name: str, dim_in: int, dim_out: int) -> List[ParameterSpec]:
     ]
 
 
+def scoped_name(name: str) -> core.BlobReference:
+    """Where a parameter of this name is: under the current scope, or the one that shares its parameters with it."""
+    return core.BlobReference(parameter_sharing_context.get_parameter_name(name))
+
+
+@contextlib.contextmanager
+def building(
+    caller: str, model: ModelHelper, scope: str, specs: Sequence[ParameterSpec]
+) -> Iterator[Dict[str, core.BlobReference]]:
+    """Within the scope, the parameters by name; if the block fails, the model is as it was before."""
+    with all_or_nothing(model), core.NameScope(scope):
+        problems = Problems(caller)
+        check_shapes(model, specs, problems)
+        problems.raise_if_any()
+        yield {spec.name: blob for spec, blob in zip(specs, create(model, specs))}
+
+
 def check_shapes(model: ModelHelper, specs: Sequence[ParameterSpec], problems: Problems) -> None:
     """Note parameters that the model has already, shared or of the same scope, with another shape."""
     for spec in specs:
-        name = parameter_sharing_context.get_parameter_name(spec.name)
-        known = model.get_param_info(core.BlobReference(name))
+        name = scoped_name(spec.name)
+        known = model.get_param_info(name)
         if known is not None and list(known.shape or spec.shape) != spec.shape:
             problems.add("parameter '{}' has shape {}, but this cell needs {}", name, list(known.shape), spec.shape)
 
@@ -50,7 +69,7 @@ def create(model: ModelHelper, specs: Sequence[ParameterSpec]) -> List[core.Blob
 
 
 def _create_one(model: ModelHelper, spec: ParameterSpec) -> core.BlobReference:
-    name = core.BlobReference(parameter_sharing_context.get_parameter_name(spec.name))
+    name = scoped_name(spec.name)
     if name in model.params and model.get_param_info(name) is None:
         # Made by an older script, which filled it and added it to model.params by hand.
         return name

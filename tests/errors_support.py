@@ -58,7 +58,9 @@ def snapshot(net):
     asked = ["X", "H", "h_t", "h_t_all", "h_t_last", "x_t", "h_prev", net.Name() + "/recurrent/step_workspaces"]
     asked += ["s/i2h", "s/i2h_w", "s/hidden_t_all", "s/initial_hidden_state"] + sorted(net.UsedBlobNames())
     defined = [blob for blob in asked if net.BlobIsDefined(blob)]
-    return net.Proto().SerializeToString(), defined, net._next_name_index, dict(net.__dict__.get("_next_blob_name_ids", {}))
+    # Older Caffe2 has only the first of these counters.
+    counters = net._next_name_index, dict(net.__dict__.get("_next_blob_name_ids", {}))
+    return net.Proto().SerializeToString(), defined, counters
 
 
 def model_snapshot(model):

@@ -149,12 +149,12 @@ def test_all_wrong_types_in_one_error():
         "dim_in must be a whole number; got 'a' of type str",
         "dim_out must be a whole number; got 4.5 of type float",
         "scope must be a string; got 5 of type int",
-        "forget_bias must be a number; got 'b' of type str",
+        POSITIONS + "6 of type int",
         "return_params must be True or False; got 7 of type int",
         "memory_optimization must be True or False; got 8 of type int",
+        "forget_bias must be a number; got 'b' of type str",
         "forward_only must be True or False; got 9 of type int",
         "drop_states must be True or False; got None of type NoneType",
-        POSITIONS + "6 of type int",
     )
 
 

@@ -15,7 +15,7 @@ def name_of(make):
     return make.__name__
 
 
-@pytest.mark.parametrize("scope", [None, "loop"])
+@pytest.mark.parametrize("scope", [None, "loop", ""])
 @pytest.mark.parametrize("name_scope", ["", "outer_scope"])
 @pytest.mark.parametrize("make", step_nets.AS_CAFFE2, ids=name_of)
 def test_operator_is_the_same_as_caffe2s(make, name_scope, scope):

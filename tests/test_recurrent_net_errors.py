@@ -200,7 +200,6 @@ def test_all_wrong_types_in_one_error():
 
 
 WRONG_ROLES = {
-    "scope empty": ({"scope": ""}, "scope is empty; leave it out to get a generated one"),
     "no state": (
         {"initial_cell_inputs": [], "links": {}, "outputs_with_grads": ()},
         "initial_cell_inputs is empty; the outputs are those of the states, so at least one is needed",

@@ -1,0 +1,91 @@
+"""Checks of the arguments of a layer: each notes what is wrong, and all of it is raised at once."""
+
+import numbers
+from typing import Any, List, Mapping, Optional, Sequence, Tuple
+
+from caffe2.python.model_helper import ModelHelper
+
+from caffe2_recurrent.arguments import is_blob, is_integer, outer_name, read_flag, read_outputs_with_grads
+from caffe2_recurrent.problems import Problems, given
+from caffe2_recurrent.recurrent import check_positions
+
+
+class Checks:
+    """The faults found in one call of `caller`; `done` raises `TypeError` for types, else `ValueError` for values.
+
+    The methods return the argument in the form that the builders use. What they return for a faulty argument must not
+    be used; `done` comes first.
+    """
+
+    def __init__(self, caller: str) -> None:
+        self.types = Problems(caller)
+        self.values = Problems(caller)
+
+    def done(self) -> None:
+        self.types.raise_if_any(TypeError)
+        self.values.raise_if_any()
+
+    def model(self, value: Any) -> None:
+        if not isinstance(value, ModelHelper):
+            self.types.add("model must be a ModelHelper or CNNModelHelper; got {}", given(value))
+
+    def blob(self, role: str, value: Any) -> str:
+        if not is_blob(value):
+            self.types.add("{} must be a blob or its name; got {}", role, given(value))
+            return ""
+        return outer_name(value)
+
+    def optional_blob(self, role: str, value: Any) -> Optional[str]:
+        return None if value is None else self.blob(role, value)
+
+    def choice(self, role: str, value: Any, choices: Mapping[str, Any]) -> None:
+        if value not in choices.values():
+            listed = ", ".join("{} ({})".format(name, choice) for name, choice in choices.items())
+            self.values.add("{} must be one of {}; got {}", role, listed, given(value))
+
+    def lengths(self, role: str, value: Any) -> Optional[str]:
+        if value is not None and not is_blob(value):
+            self.types.add("{} must be a blob, its name, or None for full length; got {}", role, given(value))
+            return None
+        return None if value is None else outer_name(value)
+
+    def states(self, value: Any, names: Sequence[str]) -> Optional[Tuple[str, ...]]:
+        """The initial states; None if they are to be parameters."""
+        if value is None:
+            return None
+        wanted = "({})".format(", ".join(names))
+        states = list(value) if isinstance(value, (tuple, list)) else None
+        if states is None or not all(is_blob(state) for state in states):
+            self.types.add("initial_states must be {} blobs or None; got {}", wanted, given(value))
+            return None
+        if len(states) != len(names):
+            count = {1: "one blob", 2: "two blobs"}.get(len(names), "{} blobs".format(len(names)))
+            self.values.add("initial_states must be {} {}; got {}", count, wanted, len(states))
+        return tuple(outer_name(state) for state in states)
+
+    def size(self, role: str, value: Any) -> int:
+        if not is_integer(value):
+            self.types.add("{} must be a whole number; got {}", role, given(value))
+            return 1
+        if value < 1:
+            self.values.add("{} must be 1 or more; got {}", role, value)
+        return int(value)
+
+    def scope(self, value: Any) -> str:
+        if not isinstance(value, str):
+            self.types.add("scope must be a string; got {}", given(value))
+        elif not value:
+            self.values.add("scope is empty; parameters need a prefix that tells this layer from others")
+        return str(value)
+
+    def number(self, role: str, value: Any) -> float:
+        if not isinstance(value, numbers.Real):
+            self.types.add("{} must be a number; got {}", role, given(value))
+            return 0.0
+        return float(value)
+
+    def flag(self, role: str, value: Any) -> bool:
+        return read_flag(role, value, self.types)
+
+    def positions(self, value: Any, outputs: List[str]) -> None:
+        check_positions(read_outputs_with_grads(value, self.types), outputs, self.values)

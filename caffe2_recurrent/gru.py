@@ -1,0 +1,128 @@
+"""GRU: gated recurrent unit (arXiv 1406.1078), over Caffe2's GRUUnit operator."""
+
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from caffe2.python import core
+from caffe2.python.model_helper import ModelHelper
+
+from caffe2_recurrent.arguments import Blob, OutputsWithGrads
+from caffe2_recurrent.checks import Checks
+from caffe2_recurrent.layer import Blobs, Cell, StepInputs, StepOutputs, add_layer, fc, unused_blob
+from caffe2_recurrent.parameters import ParameterSpec, fc_specs
+
+GATES = ("reset_gate_t", "update_gate_t", "output_gate_t")
+
+
+class GRUCell(Cell):
+    caller = "GRU"
+
+    def __init__(self, dim_in: int, dim: int, drop_states: bool, linear_before_reset: bool, recompute: bool) -> None:
+        self.dim_in, self.dim = dim_in, dim
+        self.states = {"hidden_t": dim}
+        self._drop_states, self._linear_before_reset = drop_states, linear_before_reset
+        self._recompute = recompute
+
+    def parameters(self) -> List[ParameterSpec]:
+        specs = fc_specs("i2h", self.dim_in, len(GATES) * self.dim)
+        for gate in GATES:
+            specs += fc_specs(gate, self.dim, self.dim)
+        return specs
+
+    def outside(self, net: core.Net, parameters: Blobs, sequence: core.BlobReference) -> core.BlobReference:
+        return fc(net, sequence, parameters, "i2h", unused_blob(net, "i2h"))
+
+    def step(self, net: core.Net, parameters: Blobs, inputs: StepInputs) -> StepOutputs:
+        (hidden_prev,) = inputs.previous
+        parts = net.Split([inputs.input_t], ["input_{}".format(gate) for gate in GATES], axis=2)
+        reset = fc(net, hidden_prev, parameters, "reset_gate_t")
+        update = fc(net, hidden_prev, parameters, "update_gate_t")
+        net.Sum([reset, parts[0]], [reset])
+        net.Sum([update, parts[1]], [update])
+        opened = net.Sigmoid(reset, "reset_gate_t_sigmoid")
+        if self._linear_before_reset:
+            linear = fc(net, hidden_prev, parameters, "output_gate_t", "output_gate_t_linear")
+            output, inner = net.Mul([opened, linear], "output_gate_t"), linear
+        else:
+            inner = net.Mul([opened, hidden_prev], "modified_hidden_t_prev")
+            output = fc(net, inner, parameters, "output_gate_t")
+        net.Sum([output, parts[2]], [output])
+        gates, sizes = net.Concat([reset, update, output], ["gates_t", "gates_t_sizes"], axis=2)
+        lengths = [] if inputs.lengths is None else [inputs.lengths]
+        hidden = net.GRUUnit(
+            [hidden_prev, gates, *lengths, inputs.timestep],
+            "hidden_t",
+            drop_states=self._drop_states,
+            sequence_lengths=bool(lengths),
+        )
+        recompute = [*parts, reset, update, opened, inner, output, gates, sizes]
+        return StepOutputs((hidden,), recompute if self._recompute else [])
+
+
+def GRU(  # noqa: N802
+    model: ModelHelper,
+    input_blob: Blob,
+    seq_lengths: Optional[Blob],
+    initial_states: Optional[Sequence[Blob]],
+    dim_in: int,
+    dim_out: int,
+    scope: str,
+    outputs_with_grads: OutputsWithGrads = (0,),
+    return_params: bool = False,
+    memory_optimization: bool = False,
+    forget_bias: float = 0.0,
+    forward_only: bool = False,
+    drop_states: bool = False,
+    linear_before_reset: bool = False,
+) -> Tuple[Any, ...]:
+    """Add a GRU layer to a model.
+
+        x_r, x_u, x_o = split(W x_t + b)                        (this order along the 3 * D axis)
+        reset = sigmoid(x_r + U_r h_{t-1} + c_r)
+        update = sigmoid(x_u + U_u h_{t-1} + c_u)
+        output = tanh(x_o + U_o (reset * h_{t-1}) + c_o)        or, with linear_before_reset,
+        output = tanh(x_o + reset * (U_o h_{t-1} + c_o))
+        hidden_t = update * h_{t-1} + (1 - update) * output
+
+    The parameters and their order are those of `caffe2.python.gru_cell.GRU`, so that its scripts and checkpoints
+    carry over; `linear_before_reset` is what cuDNN and `torch.nn.GRU` compute.
+
+    Args: as `LSTM`, with one initial state `(hidden,)`. `forget_bias` is accepted and unused, as in Caffe2.
+
+    Parameters under `<scope>/`: `i2h_w [3 D, dim_in]`, `i2h_b [3 D]`, and for the gates `reset_gate_t`,
+    `update_gate_t`, `output_gate_t` each `_w [D, D]` and `_b [D]`.
+
+    Returns:
+        hidden_all `[T, N, D]`, hidden_last `[1, N, D]` and, with `return_params`, a dict
+        `{'input': {'weights', 'biases'}, 'recurrent': {'reset_gate_t': {'weights', 'biases'}, ...}}`.
+
+    Raises:
+        TypeError, ValueError: all that is wrong with the arguments; the model is as it was.
+
+    Source: arXiv 1406.1078; caffe2/operators/gru_unit_op.h.
+    """
+    checks = Checks("GRU")
+    checks.model(model)
+    sequence = checks.blob("input_blob", input_blob)
+    lengths = checks.lengths("seq_lengths", seq_lengths)
+    initial = checks.states(initial_states, ("hidden",))
+    sizes = checks.size("dim_in", dim_in), checks.size("dim_out", dim_out)
+    scope = checks.scope(scope)
+    checks.positions(outputs_with_grads, ["hidden_all", "hidden_last"])
+    with_parameters = checks.flag("return_params", return_params)
+    recompute = checks.flag("memory_optimization", memory_optimization)
+    checks.number("forget_bias", forget_bias)
+    forward_only = checks.flag("forward_only", forward_only)
+    drop_states = checks.flag("drop_states", drop_states)
+    linear_before_reset = checks.flag("linear_before_reset", linear_before_reset)
+    checks.done()
+    cell = GRUCell(*sizes, drop_states, linear_before_reset, recompute)
+    layer = add_layer(model, cell, sequence, lengths, initial, scope, outputs_with_grads, forward_only)
+    if not with_parameters:
+        return layer.outputs
+    pairs: Dict[str, Any] = {"input": _pair(layer.parameters, "i2h")}
+    pairs["recurrent"] = {gate: _pair(layer.parameters, gate) for gate in GATES}
+    return (*layer.outputs, pairs)
+
+
+def _pair(parameters: Blobs, name: str) -> Dict[str, core.BlobReference]:
+    return {"weights": parameters[name + "_w"], "biases": parameters[name + "_b"]}

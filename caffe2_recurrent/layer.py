@@ -1,0 +1,143 @@
+"""How a cell becomes a layer of a model; every cell of this package goes this way.
+
+    parameters -> what is computed for all steps at once -> step net -> recurrent_net
+
+A cell says which parameters it has, what it computes outside of the loop, and what one step does. Blob names are under
+`<scope>/`, and a second layer of the same scope shares the parameters and nothing else.
+"""
+
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from caffe2.python import core
+from caffe2.python.model_helper import ModelHelper
+from caffe2.python.modeling.initializers import Initializer
+
+from caffe2_recurrent import parameters
+from caffe2_recurrent.arguments import OutputsWithGrads
+from caffe2_recurrent.parameters import ParameterSpec
+from caffe2_recurrent.recurrent import recurrent_net
+from caffe2_recurrent.transaction import all_or_nothing
+
+Blobs = Dict[str, core.BlobReference]
+
+
+class StepInputs(NamedTuple):
+    """What a step receives: the slice `[1, N, ...]` of the sequence, states `[1, N, D]` in the cell's order, lengths
+    int32 `[N]` or None, the step number."""
+
+    input_t: core.BlobReference
+    previous: Tuple[core.BlobReference, ...]
+    lengths: Optional[core.BlobReference]
+    timestep: core.BlobReference
+
+
+class StepOutputs(NamedTuple):
+    """What a step makes: the next states in the cell's order, and the blobs to recompute in the backward pass."""
+
+    states: Tuple[core.BlobReference, ...]
+    recompute: List[core.BlobReference]
+
+
+class Cell:
+    """One kind of recurrent layer. Subclasses say what differs.
+
+    `caller` is the name in errors; `states` maps the step-net name of each state to its size.
+    """
+
+    caller = "cell"
+    states: Dict[str, int]
+
+    def parameters(self) -> List[ParameterSpec]:
+        """The parameters, but for initial states."""
+        raise NotImplementedError
+
+    def outside(self, net: core.Net, parameters: Blobs, sequence: core.BlobReference) -> core.BlobReference:
+        """What is computed for all steps at once; returns the sequence that the loop runs over."""
+        raise NotImplementedError
+
+    def step(self, net: core.Net, parameters: Blobs, inputs: StepInputs) -> StepOutputs:
+        """Add the operators of a step to `net`."""
+        raise NotImplementedError
+
+
+class Layer(NamedTuple):
+    """A layer in a model: `<state>_all [T, N, D]` and `<state>_last [1, N, D]` for each state; parameters by name."""
+
+    outputs: Tuple[core.BlobReference, ...]
+    parameters: Blobs
+
+
+def add_layer(
+    model: ModelHelper,
+    cell: Cell,
+    sequence: str,
+    lengths: Optional[str],
+    initial: Optional[Sequence[str]],
+    scope: str,
+    outputs_with_grads: OutputsWithGrads,
+    forward_only: bool,
+) -> Layer:
+    """Add a layer to `model`, which is as it was if that fails. Blobs are full names; `initial` None: parameters."""
+    specs = _all_specs(cell, learn_initial=initial is None)
+    with all_or_nothing(model):
+        with parameters.building(cell.caller, model, scope, specs) as created:
+            outside = cell.outside(model.net, created, core.BlobReference(sequence))
+            step_net, inputs = _step_inputs(scope, cell, lengths)
+            made = cell.step(step_net, created, inputs)
+            step_net.AddExternalOutputs(*made.states)
+        values = [created[name] for name in _initial_names(cell)] if initial is None else initial
+        outputs = recurrent_net(
+            net=model.net,
+            cell_net=step_net,
+            inputs=[(inputs.input_t, outside)],
+            initial_cell_inputs=[
+                (state, core.BlobReference(str(blob))) for state, blob in zip(inputs.previous, values)
+            ],
+            links=dict(zip(inputs.previous, made.states)),
+            timestep=inputs.timestep,
+            scope=scope,
+            outputs_with_grads=outputs_with_grads,
+            recompute_blobs_on_backward=made.recompute or None,
+            forward_only=forward_only,
+        )
+    return Layer(outputs, created)
+
+
+def unused_blob(net: core.Net, name: str) -> str:
+    """`name`, numbered where the net has such a blob under the current scope already."""
+    candidate, number = name, 0
+    while net.BlobIsDefined(core.ScopedName(candidate)):
+        number += 1
+        candidate = "{}_{}".format(name, number)
+    return candidate
+
+
+def fc(
+    net: core.Net, sequence: core.BlobReference, parameters: Blobs, name: str, output: Optional[str] = None
+) -> core.BlobReference:
+    """`sequence` `[T, N, dim_in]` times the parameters `<name>_w`, plus `<name>_b`: `[T, N, dim_out]`."""
+    return net.FC([sequence, parameters[name + "_w"], parameters[name + "_b"]], output or name, axis=2)
+
+
+def _all_specs(cell: Cell, learn_initial: bool) -> List[ParameterSpec]:
+    specs = list(cell.parameters())
+    if learn_initial:
+        specs += [
+            ParameterSpec(name, [size], Initializer("ConstantFill", value=0.0))
+            for name, size in zip(_initial_names(cell), cell.states.values())
+        ]
+    return specs
+
+
+def _initial_names(cell: Cell) -> List[str]:
+    """`initial_hidden_state` for the state `hidden_t`, as in Caffe2."""
+    return ["initial_{}_state".format(state[: -len("_t")]) for state in cell.states]
+
+
+def _step_inputs(name: str, cell: Cell, lengths: Optional[str]) -> Tuple[core.Net, StepInputs]:
+    net = core.Net(name)
+    input_t, timestep, *previous = net.AddScopedExternalInputs(
+        "input_t", "timestep", *(state + "_prev" for state in cell.states)
+    )
+    lengths_blob = None if lengths is None else core.BlobReference(lengths)
+    return net, StepInputs(input_t, tuple(previous), lengths_blob, timestep)
