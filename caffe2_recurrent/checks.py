@@ -8,6 +8,7 @@ from caffe2.python.model_helper import ModelHelper
 from caffe2_recurrent.arguments import is_blob, is_integer, outer_name, read_flag, read_outputs_with_grads
 from caffe2_recurrent.problems import Problems, given
 from caffe2_recurrent.recurrent import check_positions
+from caffe2_recurrent.stack import Shape
 
 
 class Checks:
@@ -49,8 +50,8 @@ class Checks:
             return None
         return None if value is None else outer_name(value)
 
-    def states(self, value: Any, names: Sequence[str]) -> Optional[Tuple[str, ...]]:
-        """The initial states; None if they are to be parameters."""
+    def states(self, value: Any, names: Sequence[str], loops: int = 1) -> Optional[Tuple[str, ...]]:
+        """The initial states of each loop in turn; None if they are to be parameters."""
         if value is None:
             return None
         wanted = "({})".format(", ".join(names))
@@ -58,9 +59,11 @@ class Checks:
         if states is None or not all(is_blob(state) for state in states):
             self.types.add("initial_states must be {} blobs or None; got {}", wanted, given(value))
             return None
-        if len(states) != len(names):
-            count = {1: "one blob", 2: "two blobs"}.get(len(names), "{} blobs".format(len(names)))
-            self.values.add("initial_states must be {} {}; got {}", count, wanted, len(states))
+        count = len(names) * loops
+        if len(states) != count:
+            each = wanted if loops == 1 else wanted + " for each of {} loops".format(loops)
+            number = {1: "one blob", 2: "two blobs"}.get(count, "{} blobs".format(count))
+            self.values.add("initial_states must be {} {}; got {}", number, each, len(states))
         return tuple(outer_name(state) for state in states)
 
     def size(self, role: str, value: Any) -> int:
@@ -70,6 +73,29 @@ class Checks:
         if value < 1:
             self.values.add("{} must be 1 or more; got {}", role, value)
         return int(value)
+
+    def sizes(self, role: str, value: Any) -> Tuple[int, ...]:
+        """A size for each layer; a single one for one layer."""
+        if not isinstance(value, (list, tuple)):
+            return (self.size(role, value),)
+        if not value:
+            self.values.add("{} is an empty list; give the size of each layer", role)
+        return tuple(self.size("{}[{}]".format(role, index), size) for index, size in enumerate(value))
+
+    def ratio(self, role: str, value: Any) -> float:
+        ratio = self.number(role, value)
+        if not 0 <= ratio < 1:
+            self.values.add("{} must be 0 or more and less than 1; got {}", role, value)
+        return ratio
+
+    def stack(self, dim_in: Any, dim_out: Any, bidirectional: Any, dropout_ratio: Any, is_test: Any) -> Shape:
+        return Shape(
+            self.size("dim_in", dim_in),
+            self.sizes("dim_out", dim_out),
+            self.flag("bidirectional", bidirectional),
+            self.ratio("dropout_ratio", dropout_ratio),
+            self.flag("is_test", is_test),
+        )
 
     def scope(self, value: Any) -> str:
         if not isinstance(value, str):

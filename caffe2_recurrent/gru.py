@@ -1,14 +1,15 @@
 """GRU: gated recurrent unit (arXiv 1406.1078), over Caffe2's GRUUnit operator."""
 
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple, Union
 
 from caffe2.python import core
 from caffe2.python.model_helper import ModelHelper
 
 from caffe2_recurrent.arguments import Blob, OutputsWithGrads
 from caffe2_recurrent.checks import Checks
-from caffe2_recurrent.layer import Blobs, Cell, StepInputs, StepOutputs, add_layer, fc, unused_blob
+from caffe2_recurrent.layer import Blobs, Cell, StepInputs, StepOutputs, fc, pair, unused_blob
 from caffe2_recurrent.parameters import ParameterSpec, fc_specs
+from caffe2_recurrent.stack import add_stack
 
 GATES = ("reset_gate_t", "update_gate_t", "output_gate_t")
 
@@ -64,7 +65,7 @@ def GRU(  # noqa: N802
     seq_lengths: Optional[Blob],
     initial_states: Optional[Sequence[Blob]],
     dim_in: int,
-    dim_out: int,
+    dim_out: Union[int, Sequence[int]],
     scope: str,
     outputs_with_grads: OutputsWithGrads = (0,),
     return_params: bool = False,
@@ -73,6 +74,10 @@ def GRU(  # noqa: N802
     forward_only: bool = False,
     drop_states: bool = False,
     linear_before_reset: bool = False,
+    *,
+    bidirectional: bool = False,
+    dropout_ratio: float = 0.0,
+    is_test: bool = False,
 ) -> Tuple[Any, ...]:
     """Add a GRU layer to a model.
 
@@ -104,8 +109,8 @@ def GRU(  # noqa: N802
     checks.model(model)
     sequence = checks.blob("input_blob", input_blob)
     lengths = checks.lengths("seq_lengths", seq_lengths)
-    initial = checks.states(initial_states, ("hidden",))
-    sizes = checks.size("dim_in", dim_in), checks.size("dim_out", dim_out)
+    shape = checks.stack(dim_in, dim_out, bidirectional, dropout_ratio, is_test)
+    initial = checks.states(initial_states, ("hidden",), shape.loops)
     scope = checks.scope(scope)
     checks.positions(outputs_with_grads, ["hidden_all", "hidden_last"])
     with_parameters = checks.flag("return_params", return_params)
@@ -115,14 +120,24 @@ def GRU(  # noqa: N802
     drop_states = checks.flag("drop_states", drop_states)
     linear_before_reset = checks.flag("linear_before_reset", linear_before_reset)
     checks.done()
-    cell = GRUCell(*sizes, drop_states, linear_before_reset, recompute)
-    layer = add_layer(model, cell, sequence, lengths, initial, scope, outputs_with_grads, forward_only)
+    stack = add_stack(
+        model,
+        lambda dim_in, dim: GRUCell(dim_in, dim, drop_states, linear_before_reset, recompute),
+        shape,
+        sequence,
+        lengths,
+        initial,
+        scope,
+        outputs_with_grads,
+        forward_only,
+    )
     if not with_parameters:
-        return layer.outputs
-    pairs: Dict[str, Any] = {"input": _pair(layer.parameters, "i2h")}
-    pairs["recurrent"] = {gate: _pair(layer.parameters, gate) for gate in GATES}
-    return (*layer.outputs, pairs)
-
-
-def _pair(parameters: Blobs, name: str) -> Dict[str, core.BlobReference]:
-    return {"weights": parameters[name + "_w"], "biases": parameters[name + "_b"]}
+        return stack.outputs
+    pairs = [
+        {
+            "input": pair(loop.parameters, "i2h"),
+            "recurrent": {gate: pair(loop.parameters, gate) for gate in GATES},
+        }
+        for loop in stack.loops
+    ]
+    return (*stack.outputs, pairs[0] if len(pairs) == 1 else pairs)

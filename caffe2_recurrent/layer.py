@@ -119,6 +119,11 @@ def fc(
     return net.FC([sequence, parameters[name + "_w"], parameters[name + "_b"]], output or name, axis=2)
 
 
+def pair(parameters: Blobs, name: str) -> Blobs:
+    """The weights and biases of a fully connected layer, as callers get them."""
+    return {"weights": parameters[name + "_w"], "biases": parameters[name + "_b"]}
+
+
 def _all_specs(cell: Cell, learn_initial: bool) -> List[ParameterSpec]:
     specs = list(cell.parameters())
     if learn_initial:

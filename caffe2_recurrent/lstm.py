@@ -1,6 +1,6 @@
 """LSTM and MILSTM: cells with input, forget and output gate, over Caffe2's LSTMUnit operator."""
 
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from caffe2.python import core
 from caffe2.python.model_helper import ModelHelper
@@ -8,8 +8,9 @@ from caffe2.python.modeling.initializers import Initializer
 
 from caffe2_recurrent.arguments import Blob, OutputsWithGrads
 from caffe2_recurrent.checks import Checks
-from caffe2_recurrent.layer import Blobs, Cell, StepInputs, StepOutputs, add_layer, fc, unused_blob
+from caffe2_recurrent.layer import Blobs, Cell, StepInputs, StepOutputs, fc, pair, unused_blob
 from caffe2_recurrent.parameters import ParameterSpec, fc_specs
+from caffe2_recurrent.stack import add_stack
 
 GATES = 4
 
@@ -91,7 +92,7 @@ def LSTM(  # noqa: N802
     seq_lengths: Optional[Blob],
     initial_states: Optional[Sequence[Blob]],
     dim_in: int,
-    dim_out: int,
+    dim_out: Union[int, Sequence[int]],
     scope: str,
     outputs_with_grads: OutputsWithGrads = (0,),
     return_params: bool = False,
@@ -99,6 +100,10 @@ def LSTM(  # noqa: N802
     forget_bias: float = 0.0,
     forward_only: bool = False,
     drop_states: bool = False,
+    *,
+    bidirectional: bool = False,
+    dropout_ratio: float = 0.0,
+    is_test: bool = False,
 ) -> Tuple[Any, ...]:
     """Add an LSTM layer to a model.
 
@@ -119,7 +124,8 @@ def LSTM(  # noqa: N802
         initial_states: (hidden, cell), each `[D]`, `[N, D]` or `[1, N, D]`. None: they are parameters
             `initial_hidden_state`, `initial_cell_state` `[D]` that start at 0.
         dim_in: size of an input element.
-        dim_out: size D of the states.
+        dim_out: size D of the states; a list has the sizes of several layers, one on the other, as in Caffe2's
+            `rnn_cell.LSTM`. Blobs are then under `<scope>/layer_<i>/`.
         scope: prefix of all blobs, under the current `NameScope`.
         outputs_with_grads: which of the four outputs receive a gradient, or 'auto'; see `recurrent_net`.
         return_params: return a dict of parameter blobs as well.
@@ -127,10 +133,17 @@ def LSTM(  # noqa: N802
         forget_bias: added to the forget gate.
         forward_only: derive no backward step.
         drop_states: states past the end of a sequence are 0 instead.
+        bidirectional: a second loop in each layer reads every sequence from its end; blobs are under `fw/` and `bw/`.
+        dropout_ratio: share of each layer's hidden states that is dropped before the next layer reads them.
+        is_test: drop nothing, as when a trained model is used.
+
+    With several layers or directions, `initial_states` has (hidden, cell) of each loop in turn: layer by layer, forward
+    before backward. These options are keywords that Caffe2's `LSTM` does not have, so that its positions stay.
 
     Returns:
-        hidden_all `[T, N, D]`, hidden_last `[1, N, D]`, cell_all, cell_last and, with `return_params`,
-        `{'input': {'weights', 'biases'}, 'recurrent': {'weights', 'biases'}}`.
+        hidden_all `[T, N, D]`, hidden_last `[1, N, D]`, cell_all, cell_last of the last layer, both directions joined
+        along the last axis (2 D); and, with `return_params`, `{'input': {'weights', 'biases'}, 'recurrent':
+        {'weights', 'biases'}}`, with several loops a list of these.
 
     Raises:
         TypeError, ValueError: all that is wrong with the arguments; the model is as it was.
@@ -152,6 +165,7 @@ def LSTM(  # noqa: N802
         forget_bias,
         forward_only,
         drop_states,
+        {"bidirectional": bidirectional, "dropout_ratio": dropout_ratio, "is_test": is_test},
     )
 
 
@@ -161,13 +175,17 @@ def MILSTM(  # noqa: N802
     seq_lengths: Optional[Blob],
     initial_states: Optional[Sequence[Blob]],
     dim_in: int,
-    dim_out: int,
+    dim_out: Union[int, Sequence[int]],
     scope: str,
     outputs_with_grads: OutputsWithGrads = (0,),
     memory_optimization: bool = False,
     forget_bias: float = 0.0,
     forward_only: bool = False,
     drop_states: bool = False,
+    *,
+    bidirectional: bool = False,
+    dropout_ratio: float = 0.0,
+    is_test: bool = False,
 ) -> Tuple[Any, ...]:
     """Add an LSTM layer with multiplicative integration to a model.
 
@@ -199,6 +217,7 @@ def MILSTM(  # noqa: N802
         forget_bias,
         forward_only,
         drop_states,
+        {"bidirectional": bidirectional, "dropout_ratio": dropout_ratio, "is_test": is_test},
     )
 
 
@@ -217,27 +236,35 @@ def _add(
     forget_bias: Any,
     forward_only: Any,
     drop_states: Any,
+    stacking: Dict[str, Any],
 ) -> Tuple[Any, ...]:
     checks = Checks(kind.caller)
     checks.model(model)
     sequence = checks.blob("input_blob", input_blob)
     lengths = checks.lengths("seq_lengths", seq_lengths)
-    initial = checks.states(initial_states, ("hidden", "cell"))
-    sizes = checks.size("dim_in", dim_in), checks.size("dim_out", dim_out)
+    shape = checks.stack(dim_in, dim_out, **stacking)
+    initial = checks.states(initial_states, ("hidden", "cell"), shape.loops)
     scope = checks.scope(scope)
     checks.positions(outputs_with_grads, ["hidden_all", "hidden_last", "cell_all", "cell_last"])
     with_parameters = checks.flag("return_params", return_params)
     recompute = checks.flag("memory_optimization", memory_optimization)
     bias = checks.number("forget_bias", forget_bias)
     forward_only = checks.flag("forward_only", forward_only)
-    cell = kind(*sizes, bias, checks.flag("drop_states", drop_states), recompute)
+    drop = checks.flag("drop_states", drop_states)
     checks.done()
-    layer = add_layer(model, cell, sequence, lengths, initial, scope, outputs_with_grads, forward_only)
+    stack = add_stack(
+        model,
+        lambda dim_in, dim: kind(dim_in, dim, bias, drop, recompute),
+        shape,
+        sequence,
+        lengths,
+        initial,
+        scope,
+        outputs_with_grads,
+        forward_only,
+    )
     if not with_parameters:
-        return layer.outputs
-    names: Dict[str, str] = {"input": "i2h", "recurrent": kind.recurrent}
-    pairs = {
-        part: {"weights": layer.parameters[name + "_w"], "biases": layer.parameters[name + "_b"]}
-        for part, name in names.items()
-    }
-    return (*layer.outputs, pairs)
+        return stack.outputs
+    parts = {"input": "i2h", "recurrent": kind.recurrent}
+    pairs = [{part: pair(loop.parameters, name) for part, name in parts.items()} for loop in stack.loops]
+    return (*stack.outputs, pairs[0] if len(pairs) == 1 else pairs)

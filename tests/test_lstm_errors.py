@@ -145,9 +145,9 @@ def test_all_wrong_types_in_one_error():
         "LSTM",
         "input_blob must be a blob or its name; got 1 of type int",
         LENGTHS + "2 of type int",
-        STATES + "3 of type int",
         "dim_in must be a whole number; got 'a' of type str",
         "dim_out must be a whole number; got 4.5 of type float",
+        STATES + "3 of type int",
         "scope must be a string; got 5 of type int",
         POSITIONS + "6 of type int",
         "return_params must be True or False; got 7 of type int",
@@ -162,9 +162,9 @@ def test_all_wrong_values_in_one_error():
     text = lstm_refused(ValueError, initial_states=("H",), dim_in=0, dim_out=-3, scope="", outputs_with_grads=(9, 2, 2))
     assert text == listed(
         "LSTM",
-        "initial_states must be two blobs (hidden, cell); got 1",
         "dim_in must be 1 or more; got 0",
         "dim_out must be 1 or more; got -3",
+        "initial_states must be two blobs (hidden, cell); got 1",
         "scope is empty; parameters need a prefix that tells this layer from others",
         "outputs_with_grads has position 9, but the outputs are " + OUTPUTS,
         "outputs_with_grads has position 2 ('cell_all') twice",
