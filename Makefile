@@ -2,7 +2,7 @@
 #     make test PYTEST_ARGS='-k lstm'        make demo DEMO_ARGS='--help'        make setup PYTHON=python3.8
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format clean distclean
+.PHONY: help setup demo test conformance lint format clean distclean
 
 # A Python named on the command line or in the environment reaches scripts/setup.
 export PYTHON
@@ -10,6 +10,7 @@ export PYTHON
 bin := .venv/bin
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
+CONFORMANCE_ARGS ?=
 
 help: ## say what there is
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -22,6 +23,9 @@ demo: setup ## train the example of examples/char_lstm.py; its output goes to de
 
 test: lint ## lint, check types, run all tests with coverage
 	$(bin)/python -m pytest --cov --cov-report=term-missing $(PYTEST_ARGS)
+
+conformance: setup ## run Caffe2's own tests of recurrent nets with its builder and with ours
+	$(bin)/python conformance/run.py $(CONFORMANCE_ARGS)
 
 lint: setup ## ruff and mypy
 	$(bin)/ruff check .

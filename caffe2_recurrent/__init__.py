@@ -18,21 +18,32 @@ else:
         apply_recurrent_attention,
         apply_regular_attention,
     )
-    from caffe2_recurrent.executor import retrieve_step_blobs
+    from caffe2_recurrent.control_ops import get_external_blob_names
+    from caffe2_recurrent.cudnn import cudnn_LSTM
+    from caffe2_recurrent.drop_in import install, uninstall
+    from caffe2_recurrent.executor import retrieve_step_blobs, set_rnn_executor_config
     from caffe2_recurrent.gradient_check import check_gradients
     from caffe2_recurrent.gru import GRU
     from caffe2_recurrent.lstm import LSTM, MILSTM
     from caffe2_recurrent.recurrent import recurrent_net
+    from caffe2_recurrent.weights import GetLSTMParamNames, InitFromLSTMParams
 
     __all__ = [
         "GRU",
         "LSTM",
         "MILSTM",
         "AttentionType",
+        "GetLSTMParamNames",
+        "InitFromLSTMParams",
         "LSTMWithAttention",
         "apply_recurrent_attention",
         "apply_regular_attention",
         "check_gradients",
+        "install",
+        "cudnn_LSTM",
+        "get_external_blob_names",
         "recurrent_net",
         "retrieve_step_blobs",
+        "set_rnn_executor_config",
+        "uninstall",
     ]

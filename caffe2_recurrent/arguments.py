@@ -8,10 +8,11 @@ does not add the scope.
 """
 
 import collections.abc
+import functools
 import numbers
 import warnings
 from dataclasses import dataclass
-from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple, TypeVar, Union, cast
 
 import numpy as np
 from caffe2.python import core
@@ -20,9 +21,11 @@ from caffe2_recurrent.problems import Problems, given
 
 Blob = Union[str, core.BlobReference]
 OutputsWithGrads = Union[str, Sequence[int]]
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 AUTO = "auto"
 DEFAULT_TIMESTEP = "timestep"
+PLACE_OF_SCRATCH_SIZES = 5
 
 
 @dataclass(frozen=True)
@@ -210,8 +213,24 @@ def read(
     return request
 
 
+def takes_scratch_sizes_before_timestep(function: Function) -> Function:
+    """Let `recurrent_net` be called by position as in 2016, when a list of sizes stood between `links` and `timestep`.
+
+    (..., links, [40], timestep, scope)    =>    (..., links, timestep, scope, scratch_sizes=[40])
+    """
+
+    @functools.wraps(function)
+    def shifted(*values: Any, **named: Any) -> Any:
+        if len(values) > PLACE_OF_SCRATCH_SIZES and isinstance(values[PLACE_OF_SCRATCH_SIZES], (list, tuple, dict)):
+            named.setdefault("scratch_sizes", values[PLACE_OF_SCRATCH_SIZES])
+            values = values[:PLACE_OF_SCRATCH_SIZES] + values[PLACE_OF_SCRATCH_SIZES + 1 :]
+        return function(*values, **named)
+
+    return cast(Function, shifted)
+
+
 def _deprecated(what: str) -> None:
-    # For a method of _Reader: it, `read` and `recurrent_net` stand between here and the caller's line.
+    # For a method of _Reader: it, `read`, `recurrent_net` and `shifted` stand between here and the caller's line.
     warnings.warn(
-        "recurrent_net ignores {}: the engine finds sizes by itself".format(what), DeprecationWarning, stacklevel=5
+        "recurrent_net ignores {}: the engine finds sizes by itself".format(what), DeprecationWarning, stacklevel=6
     )

@@ -100,7 +100,7 @@ def retrieve_step_blobs(net: core.Net, prefix: str = "rnn") -> List[bytes]:
         fetched = _fetch(loop.workspaces, beginning, listing)
         step_number = re.compile(re.escape("{}_{}".format(beginning, loop.timestep)) + r"(_rnnexec_t\d+)?\d+$")
         counts.update(name for name in map(bytes.decode, fetched) if not step_number.match(name))
-        seen = seen.union(loop.own) if beginning == prefix else seen
+        seen = seen.union(loop.own)
         found.extend(fetched)
     ambiguous = [name for name, count in counts.items() if count > 1]
     if ambiguous:

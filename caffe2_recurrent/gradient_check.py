@@ -7,9 +7,10 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 from caffe2.python.model_helper import ModelHelper
 
+from caffe2_recurrent.cudnn import OPERATOR as CUDNN_OPERATOR
 from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR, POSITIONS
 from caffe2_recurrent.operators import gradient_name
-from caffe2_recurrent.problems import Problems, given
+from caffe2_recurrent.problems import Problems, given, names
 
 
 def check_gradients(net: Union[ModelHelper, core.Net], gradients: Optional[Mapping[Any, Any]] = None) -> None:
@@ -21,9 +22,10 @@ def check_gradients(net: Union[ModelHelper, core.Net], gradients: Optional[Mappi
     - an output that receives a gradient but is not in `outputs_with_grads`: Caffe2 drops that gradient silently;
     - a sequence that a later operator reads too, for which Caffe2 renames the gradient while the engine goes on
       writing the old name;
+    - a gradient of the last states of `cudnn_LSTM`, which the engine drops;
     - a name that a loop's backward step and the net itself both write: the step writes to the net's blob.
 
-    `outputs_with_grads='auto'` is free of all three.
+    `outputs_with_grads='auto'` is free of all that concerns loops.
 
     Raises `ValueError` that names all of them, `TypeError` where the map of gradients is missing.
     """
@@ -44,6 +46,8 @@ def check_gradients(net: Union[ModelHelper, core.Net], gradients: Optional[Mappi
     backward_of = {op.input[-1]: op for op in net.Proto().op if op.type == GRADIENT_OPERATOR}
     problems = Problems("check_gradients")
     for operator in net.Proto().op:
+        if operator.type == CUDNN_OPERATOR:
+            _check_last_states(operator, by_name, problems)
         if operator.type == OPERATOR:
             backward = backward_of.get(operator.output[-1])
             _check_dropped(operator, backward, by_name, problems)
@@ -74,6 +78,17 @@ def _check_dropped(
                 tuple(positions),
                 position,
             )
+
+
+def _check_last_states(operator: caffe2_pb2.OperatorDef, gradients: Dict[str, Any], problems: Problems) -> None:
+    dropped = [output for output in operator.output[1:3] if output in gradients]
+    if dropped:
+        problems.add(
+            "the gradient of {} is dropped; cudnn_LSTM passes back that of '{}' alone, whose last step is the last "
+            "hidden state of the last layer",
+            names(dropped),
+            operator.output[0],
+        )
 
 
 def _check_misplaced(operator: caffe2_pb2.OperatorDef, backward: caffe2_pb2.OperatorDef, problems: Problems) -> None:

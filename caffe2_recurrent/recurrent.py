@@ -22,6 +22,7 @@ STEP_WORKSPACES = "step_workspaces"
 STEP_NETS = ("step_net", "backward_step_net")
 
 
+@arguments.takes_scratch_sizes_before_timestep
 def recurrent_net(
     net: core.Net,
     cell_net: core.Net,
@@ -58,7 +59,8 @@ def recurrent_net(
         recompute_blobs_on_backward: step-net blobs to compute again in the backward pass, shared by all steps
             instead of kept in each.
         forward_only: derive no backward step; two or four step workspaces are then used in turn.
-        scratch_sizes: ignored, with a `DeprecationWarning`, as is a third element in `initial_cell_inputs`.
+        scratch_sizes: ignored, with a `DeprecationWarning`, as is a third element in `initial_cell_inputs`. A list
+            before `timestep` is taken for it: in 2016 it stood there.
 
     Returns:
         For each state in order, `<output>_all` `[T, N, D]` and `<output>_last` `[1, N, D]`.

@@ -10,7 +10,7 @@ from documents import DOCUMENTS, blocks
 
 BLOCKS = [(path, position, code) for path in DOCUMENTS for position, code in enumerate(blocks(path, "python"))]
 # Through standard input, with a name that a traceback can show.
-RUNNER = "import sys; exec(compile(sys.stdin.read(), sys.argv[1], 'exec'), {'__name__': '__main__'})"
+RUNNER = "import sys; exec(compile(sys.stdin.read(), sys.argv[1], 'exec'))"
 
 
 @pytest.mark.parametrize("path, position, code", BLOCKS, ids=["{}-{}".format(b[0].name, b[1]) for b in BLOCKS])

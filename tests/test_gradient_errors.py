@@ -9,7 +9,7 @@ from caffe2.python.model_helper import ModelHelper
 
 import comparing
 import step_nets
-from caffe2_recurrent import check_gradients, recurrent_net
+from caffe2_recurrent import check_gradients, cudnn_LSTM, recurrent_net
 from caffe2_recurrent.gradient_maker import make_gradient
 from errors_support import CALLS, Loop, call_lstm, listed, snapshot
 
@@ -670,3 +670,16 @@ def test_loop_that_no_gradient_reaches_passes():
     loop.call()
     gradients = loop.net.AddGradientOperators([loop.net.Tanh("X", "later")])
     check_gradients(loop.net, gradients)
+
+
+def test_gradients_of_cudnns_last_states_are_dropped():
+    model = ModelHelper("model")
+    with pytest.warns(UserWarning, match="cudnn_LSTM"):
+        output, hidden, cell = cudnn_LSTM(model, core.BlobReference("X"), ("H", "C"), 2, 3, "s")
+    loss = model.net.Sum([model.net.SumElements(blob, str(blob) + "_sum") for blob in (output, hidden, cell)], "loss")
+    with pytest.raises(ValueError) as error:
+        check_gradients(model.net, model.net.AddGradientOperators([loss]))
+    assert str(error.value) == (
+        "check_gradients: the gradient of 's/lstm_hidden_output', 's/lstm_cell_output' is dropped; cudnn_LSTM passes "
+        "back that of 's/lstm_output' alone, whose last step is the last hidden state of the last layer"
+    )

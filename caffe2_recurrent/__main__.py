@@ -1,0 +1,118 @@
+"""Run a script that was written for `caffe2.python.recurrent` with ours in its place, unmodified.
+
+The script runs as if Python had been given it: its name, arguments, folder, exit status and tracebacks are its own.
+"""
+
+import builtins
+import importlib.machinery
+import importlib.util
+import os
+import pkgutil
+import runpy
+import sys
+from types import ModuleType, TracebackType
+from typing import List, Optional, Sequence, Type
+
+from caffe2_recurrent import drop_in
+
+USAGE = """\
+usage: python -m caffe2_recurrent SCRIPT [ARGS]
+       python -m caffe2_recurrent -m MODULE [ARGS]
+
+Runs a script or a module in which caffe2.python.recurrent is caffe2_recurrent.
+python -m caffe2_recurrent.doctor says what this installation can do."""
+COULD_NOT_RUN = 2
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run what `arguments` name; returns the exit status where that does not exit by itself."""
+    if arguments and arguments[0] in ("-h", "--help"):
+        print(USAGE)
+        return 0
+    is_module = list(arguments[:1]) == ["-m"]
+    target = list(arguments[1:] if is_module else arguments)
+    if not target or target[0].startswith("-"):
+        print(USAGE, file=sys.stderr)
+        return COULD_NOT_RUN
+    # Left installed: threads and exit handlers of the script may outlive its last line.
+    drop_in.install()
+    sys.argv[:] = target
+    try:
+        trouble = _run_module(target[0]) if is_module else _run_script(target[0])
+    except BaseException:
+        _hide_our_frames()
+        raise
+    if trouble is None:
+        return 0
+    print("caffe2_recurrent cannot run '{}': {}".format(target[0], trouble), file=sys.stderr)
+    return COULD_NOT_RUN
+
+
+def _run_script(path: str) -> Optional[str]:
+    """Run a file, or a folder or zip file with a `__main__.py`; returns why there is nothing to run, if so."""
+    if pkgutil.get_importer(path) is None:
+        try:
+            with open(path, "rb") as file:
+                source = file.read()
+        except OSError as error:
+            return error.strerror
+        _change_first_folder([os.path.dirname(os.path.realpath(path))])
+        _run_source(source, os.path.abspath(path) if sys.version_info >= (3, 9) else path)
+    elif importlib.machinery.PathFinder.find_spec("__main__", [path]) is None:
+        return "it holds no __main__.py"
+    else:
+        # runpy puts it there while it runs.
+        _change_first_folder([])
+        runpy.run_path(path, run_name="__main__")
+    return None
+
+
+def _change_first_folder(folders: List[str]) -> None:
+    # An isolated Python has put no folder before those of the installation.
+    if not sys.flags.isolated:
+        sys.path[:1] = folders
+
+
+def _run_source(source: bytes, path: str) -> None:
+    # Not by runpy, which ends the module with its last line and changes sys.argv[0].
+    module = ModuleType("__main__")
+    loader = importlib.machinery.SourceFileLoader("__main__", path)
+    vars(module).update(__file__=path, __loader__=loader, __builtins__=builtins)
+    sys.modules["__main__"] = module
+    exec(compile(source, path, "exec", dont_inherit=True), vars(module))
+
+
+def _run_module(name: str) -> Optional[str]:
+    """Run a module, or the `__main__` of a package; returns that there is none, if so."""
+    if not _is_there(name):
+        return "there is no module of that name"
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+    return None
+
+
+def _is_there(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError as error:
+        # The package that it is said to be in; any other name is missed by that package.
+        if error.name is not None and name.startswith(error.name + "."):
+            return False
+        raise
+
+
+def _hide_our_frames() -> None:
+    """Let the traceback that ends the process begin where the script does, whoever prints it."""
+    show = sys.excepthook
+    ours = {main.__code__.co_filename, runpy.run_path.__code__.co_filename}
+
+    def show_the_script(kind: Type[BaseException], error: BaseException, trace: Optional[TracebackType]) -> None:
+        while trace is not None and trace.tb_frame.f_code.co_filename in ours:
+            trace = trace.tb_next
+        # Python prints the traceback that the error holds.
+        show(kind, error.with_traceback(trace), trace)
+
+    sys.excepthook = show_the_script
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

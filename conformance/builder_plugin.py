@@ -1,0 +1,84 @@
+"""A pytest plugin that runs Caffe2's own tests with its builder or with ours, and writes down how each fared.
+
+    python -m pytest -p builder_plugin --builder ours --outcomes FILE --pyargs caffe2.python.operator_test.gru_test
+
+FILE gets a line of JSON for each test as it ends, so that a crash leaves what came before it.
+"""
+
+import json
+
+import hypothesis
+import numpy as np
+import pytest
+from caffe2.python import hypothesis_test_util, recurrent
+
+import caffe2_recurrent
+
+# Old tests that newer versions of Hypothesis refuse to run: a test called from two classes, examples that take long.
+HEALTH_CHECKS = ("differing_executors", "too_slow")
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("builder of recurrent nets")
+    group.addoption("--builder", choices=("caffe2", "ours"), required=True)
+    group.addoption("--outcomes", required=True, help="file to append to")
+
+
+def pytest_configure(config):
+    settle_hypothesis()
+    if config.getoption("builder") == "ours":
+        forbid(recurrent.recurrent_net)
+        caffe2_recurrent.install()
+
+
+def settle_hypothesis():
+    """Draw the same examples in every run, as many as Caffe2 wants."""
+    # Caffe2's own profile is loaded by an import that its tests have in common: it must come first.
+    assert hypothesis_test_util
+    checks = [getattr(hypothesis.HealthCheck, name, None) for name in HEALTH_CHECKS]
+    hypothesis.settings.register_profile(
+        "conformance",
+        hypothesis.settings.default,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=[check for check in checks if check is not None],
+    )
+    hypothesis.settings.load_profile("conformance")
+
+
+def forbid(function):
+    """Let each call of `function` fail, whoever holds it: a test that passes has not used it."""
+
+    def called(*_, **__):
+        raise AssertionError("Caffe2's own builder was called")
+
+    function.__code__, function.__defaults__ = called.__code__, None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    np.random.seed(0)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = (yield).get_result()
+    if report.when == "call" or not report.passed:
+        name = "::".join([item.module.__name__.rpartition(".")[2], *item.nodeid.split("::")[1:]])
+        note(item.config, name, report)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_make_collect_report(collector):
+    report = (yield).get_result()
+    if not report.passed:
+        note(collector.config, collector.path.stem, report)
+
+
+def note(config, name, report):
+    """Append how a test, or reading a file of tests, ended."""
+    # Of a skipped test: (file, line, reason).
+    detail = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
+    with open(config.getoption("outcomes"), "a", encoding="utf-8") as file:
+        file.write(json.dumps({"test": name, "outcome": report.outcome, "detail": detail}) + "\n")

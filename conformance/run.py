@@ -1,0 +1,172 @@
+"""Caffe2's own tests of recurrent nets, run where they are installed, with its builder and with ours.
+
+Prints how each test fared with both. A test that passes with Caffe2's builder must pass with ours: the exit status is 1
+where one does not, 2 where the run with Caffe2's builder itself came to nothing.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from caffe2_recurrent import installation
+
+HERE = Path(__file__).resolve().parent
+BUILDERS = ("caffe2", "ours")
+OPERATOR_TESTS = "caffe2.python.operator_test."
+OF_RECURRENT_NETS = (
+    "basic_rnn_test",
+    "cudnn_recurrent_test",
+    "gru_test",
+    "recurrent_net_executor_test",
+    "recurrent_network_test",
+    "rnn_cell_test",
+)
+# Others that build loops, with what they import beside Caffe2.
+ALSO = {
+    "caffe2.python.crf_viterbi_test": (),
+    "caffe2.python.hypothesis_test::TestOperators::test_elman_recurrent_network": (),
+    "caffe2.python.models.seq2seq.seq2seq_beam_search_test": ("networkx",),
+    "caffe2.python.models.seq2seq.seq2seq_model_helper_test": (),
+    "caffe2.python.observer_test": (),
+    "caffe2.python.operator_test.crf_test": (),
+}
+# Two thirds of the time; the shorter tests build the same cells.
+SLOW = (
+    "test_lstm_with_coverage_attention",
+    "test_lstm_with_recurrent_attention",
+    "test_lstm_with_regular_attention",
+    "test_multi_lstm",
+)
+SHOWN_LINES = 30
+
+
+def main(arguments=None):
+    """Run, compare, print; returns the exit status."""
+    options = read(arguments)
+    started = time.time()
+    with tempfile.TemporaryDirectory() as folder:
+        running = {builder: start(builder, options, Path(folder)) for builder in BUILDERS}
+        for process in running.values():
+            wait(process, started + options.limit)
+        if running["caffe2"].returncode not in (0, 1):
+            print((Path(folder) / "caffe2.log").read_text(encoding="utf-8"), file=sys.stderr)
+            print("The run with Caffe2's builder ended with {}.".format(running["caffe2"].returncode), file=sys.stderr)
+            return 2
+        theirs, ours = (read_outcomes(Path(folder) / (builder + ".json")) for builder in BUILDERS)
+        log = (Path(folder) / "ours.log").read_text(encoding="utf-8")
+    print(table(theirs, ours))
+    worse = regressions(theirs, ours)
+    for test in worse:
+        print("\n{} with our builder:\n{}".format(test, shortened(ours[test]["detail"] if test in ours else log)))
+    print("\n{} in {:.0f} s".format(summary(theirs, ours), time.time() - started))
+    return 1 if worse else 0
+
+
+def read(arguments):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="leave out the slowest and all that is not about cells")
+    parser.add_argument("tests", nargs="*", help="modules, files or pytest's names of tests (default: all known)")
+    parser.add_argument("--limit", type=float, default=1200, metavar="S", help="stop after so many seconds (1200)")
+    options = parser.parse_args(arguments)
+    options.tests = options.tests or known_tests(options.quick)
+    return options
+
+
+def known_tests(quick):
+    """The tests that this Caffe2 comes with and that can be imported here."""
+    names = [OPERATOR_TESTS + name for name in OF_RECURRENT_NETS]
+    if not quick:
+        names += [name for name, needed in ALSO.items() if all(map(importlib.util.find_spec, needed))]
+    above = Path(installation.caffe2_place()).parent
+    return [name for name in names if (above / (name.split("::")[0].replace(".", "/") + ".py")).exists()]
+
+
+def start(builder, options, folder):
+    """Start pytest with one of the builders, in a folder of its own; returns the process."""
+    home = folder / (builder + "_run")
+    home.mkdir()
+    # Settings of the project that we are called from are not for Caffe2's tests.
+    (home / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-W", "ignore", "-p", "no:cacheprovider", "-p", "builder_plugin"]
+    command += ["--builder", builder, "--outcomes", str(folder / (builder + ".json"))]
+    command += ["--continue-on-collection-errors"]
+    if options.quick:
+        command += ["-k", " and ".join("not " + name for name in SLOW)]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+    paths = [str(HERE), str(HERE.parent), environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    with open(str(folder / (builder + ".log")), "w", encoding="utf-8") as log:
+        return subprocess.Popen(
+            [*command, "--pyargs", *options.tests],
+            cwd=str(home),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+
+
+def wait(process, until):
+    """Wait for a process to end, and end it where it takes too long."""
+    try:
+        process.wait(timeout=max(0, until - time.time()))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def read_outcomes(path):
+    """How each test fared: {test: {"outcome", "detail"}}. A test that failed while it was cleaned up has failed."""
+    outcomes = {}
+    if path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            found = json.loads(line)
+            if outcomes.get(found["test"], {}).get("outcome") != "failed":
+                outcomes[found.pop("test")] = found
+    return outcomes
+
+
+def outcome(outcomes, test):
+    return outcomes[test]["outcome"] if test in outcomes else "no result"
+
+
+def regressions(theirs, ours):
+    """The tests that pass with Caffe2's builder and do not with ours."""
+    return [test for test in theirs if outcome(theirs, test) == "passed" and outcome(ours, test) != "passed"]
+
+
+def table(theirs, ours):
+    rows = [("test", "Caffe2's", "ours", "")]
+    for test in sorted({*theirs, *ours}):
+        remark = ""
+        if outcome(theirs, test) == "skipped":
+            remark = shortened(theirs[test]["detail"], 1)
+        elif test in regressions(theirs, ours):
+            remark = "<- regression"
+        rows.append((test.replace("::", " "), outcome(theirs, test), outcome(ours, test), remark))
+    width = max(len(row[0]) for row in rows)
+    return "\n".join("{:{}}  {:9}  {:9}  {}".format(row[0], width, *row[1:]).rstrip() for row in rows)
+
+
+def summary(theirs, ours):
+    parts = ["{}: {}".format(name, counted(found)) for name, found in (("Caffe2's builder", theirs), ("ours", ours))]
+    return "; ".join([*parts, "regressions: {}".format(len(regressions(theirs, ours)))])
+
+
+def counted(outcomes):
+    found = [test["outcome"] for test in outcomes.values()]
+    return ", ".join("{} {}".format(found.count(kind), kind) for kind in ("passed", "failed", "skipped"))
+
+
+def shortened(text, lines=SHOWN_LINES):
+    return "\n".join(text.strip().splitlines()[-lines:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,265 @@
+"""`install` and `uninstall`: who sees which builder, and that everything comes back."""
+
+import importlib
+import inspect
+import sys
+import types
+
+import pytest
+from caffe2.python import attention, core, model_helper, recurrent, rnn_cell, workspace
+
+import caffe2_recurrent
+import comparing
+import step_nets
+from caffe2_recurrent import drop_in, install, uninstall
+
+CAFFE2S = dict(vars(recurrent))
+CAFFE2S_ATTENTION = dict(vars(attention))
+REMOVED = ("LSTM", "MILSTM", "LSTMWithAttention", "cudnn_LSTM", "GetLSTMParamNames", "InitFromLSTMParams")
+
+
+@pytest.fixture(autouse=True)
+def caffe2_as_it_was():
+    uninstall()
+    yield
+    uninstall()
+    assert dict(vars(recurrent)) == CAFFE2S
+    assert dict(vars(attention)) == CAFFE2S_ATTENTION
+
+
+def module_with(monkeypatch, name, **contents):
+    module = types.ModuleType(name)
+    vars(module).update(contents)
+    monkeypatch.setitem(sys.modules, name, module)
+    return module
+
+
+def import_by_name(name, origin="caffe2.python.recurrent"):
+    namespace = {}
+    exec("from {} import {} as found".format(origin, name), namespace)
+    return namespace["found"]
+
+
+@pytest.mark.parametrize("name", drop_in.NAMES_IN_RECURRENT)
+def test_later_importers_get_ours(name):
+    install()
+    assert import_by_name(name) is getattr(caffe2_recurrent, name)
+    assert getattr(importlib.import_module("caffe2.python.recurrent"), name) is getattr(caffe2_recurrent, name)
+
+
+@pytest.mark.parametrize("name", REMOVED)
+def test_names_that_caffe2_removed_are_back_and_go_again(name):
+    assert not hasattr(recurrent, name)
+    install()
+    assert hasattr(recurrent, name)
+    uninstall()
+    assert not hasattr(recurrent, name)
+
+
+def test_every_public_name_of_the_specification_is_there():
+    assert set(drop_in.NAMES_IN_RECURRENT) | {"get_external_blob_names"} <= set(caffe2_recurrent.__all__)
+
+
+def test_what_is_no_name_of_ours_stays():
+    install()
+    assert recurrent.core is core and recurrent.workspace is workspace
+
+
+def test_a_name_that_we_do_not_have_is_left_alone(monkeypatch):
+    monkeypatch.delattr(caffe2_recurrent, "retrieve_step_blobs")
+    monkeypatch.delattr(caffe2_recurrent, "MILSTM")
+    install()
+    assert recurrent.retrieve_step_blobs is CAFFE2S["retrieve_step_blobs"]
+    assert not hasattr(recurrent, "MILSTM")
+
+
+def test_the_module_is_imported_where_nobody_has_yet(monkeypatch):
+    monkeypatch.delitem(sys.modules, "caffe2.python.recurrent")
+    monkeypatch.delattr(importlib.import_module("caffe2.python"), "recurrent")
+    install()
+    assert import_by_name("recurrent_net") is caffe2_recurrent.recurrent_net
+    uninstall()
+    assert import_by_name("recurrent_net").__module__ == "caffe2.python.recurrent"
+
+
+def test_earlier_importers_of_names_get_ours(monkeypatch):
+    script = module_with(
+        monkeypatch, "earlier_script", recurrent_net=recurrent.recurrent_net, loop=recurrent.recurrent_net, other=1
+    )
+    install()
+    assert script.recurrent_net is script.loop is caffe2_recurrent.recurrent_net
+    assert script.other == 1
+    uninstall()
+    assert script.recurrent_net is script.loop is CAFFE2S["recurrent_net"]
+
+
+def test_later_modules_keep_what_they_imported_by_name(monkeypatch):
+    install()
+    script = module_with(monkeypatch, "later_script", recurrent_net=import_by_name("recurrent_net"))
+    uninstall()
+    assert script.recurrent_net is caffe2_recurrent.recurrent_net
+
+
+def test_what_is_no_module_in_sys_modules_is_passed_over(monkeypatch):
+    monkeypatch.setitem(sys.modules, "no_module", None)
+    monkeypatch.setitem(sys.modules, "an_object", object())
+    install()
+
+
+def test_uninstall_leaves_what_others_changed_meanwhile(monkeypatch):
+    script = module_with(monkeypatch, "earlier_script", recurrent_net=recurrent.recurrent_net)
+    install()
+    script.recurrent_net = recurrent.set_rnn_executor_config = "theirs"
+    recurrent.LSTM = "also theirs"
+    uninstall()
+    try:
+        assert script.recurrent_net == "theirs"
+        assert (recurrent.set_rnn_executor_config, recurrent.LSTM) == ("theirs", "also theirs")
+    finally:
+        recurrent.set_rnn_executor_config = CAFFE2S["set_rnn_executor_config"]
+        del recurrent.LSTM
+
+
+def test_uninstall_leaves_alone_what_others_removed():
+    install()
+    del recurrent.LSTM
+    uninstall()
+    assert not hasattr(recurrent, "LSTM")
+
+
+def test_both_are_idempotent(monkeypatch):
+    script = module_with(monkeypatch, "earlier_script", recurrent_net=recurrent.recurrent_net)
+    uninstall()
+    assert recurrent.recurrent_net is CAFFE2S["recurrent_net"]
+    install()
+    changes = list(drop_in._changes)
+    install()
+    assert drop_in._changes == changes
+    uninstall()
+    assert recurrent.recurrent_net is script.recurrent_net is CAFFE2S["recurrent_net"]
+    uninstall()
+    assert recurrent.recurrent_net is CAFFE2S["recurrent_net"]
+
+
+def test_a_second_install_mends_a_reload():
+    install()
+    # As importlib.reload does: the module's code runs again in the same dictionary.
+    recurrent.recurrent_net = "reloaded"
+    install()
+    assert recurrent.recurrent_net is caffe2_recurrent.recurrent_net
+    uninstall()
+    found, recurrent.recurrent_net = recurrent.recurrent_net, CAFFE2S["recurrent_net"]
+    assert found == "reloaded"
+
+
+def test_as_a_context_manager():
+    with install():
+        assert recurrent.recurrent_net is caffe2_recurrent.recurrent_net
+    assert recurrent.recurrent_net is CAFFE2S["recurrent_net"]
+
+
+def test_the_context_ends_with_an_error_too():
+    with pytest.raises(KeyError):
+        with install():
+            raise KeyError
+    assert recurrent.recurrent_net is CAFFE2S["recurrent_net"]
+
+
+def test_an_inner_context_leaves_the_outer_installation():
+    with install():
+        with install():
+            pass
+        assert recurrent.recurrent_net is caffe2_recurrent.recurrent_net
+    assert recurrent.recurrent_net is CAFFE2S["recurrent_net"]
+
+
+def test_a_context_within_an_installation_leaves_it():
+    install()
+    with install():
+        pass
+    assert recurrent.recurrent_net is caffe2_recurrent.recurrent_net
+
+
+def test_uninstalled_within_the_context():
+    with install():
+        uninstall()
+        assert recurrent.recurrent_net is CAFFE2S["recurrent_net"]
+
+
+def test_loops_are_built_by_ours_through_the_module_and_through_rnn_cell(monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("Caffe2's builder was called")
+
+    monkeypatch.setattr(CAFFE2S["recurrent_net"], "__code__", refuse.__code__)
+    with install():
+        comparing.assert_right(recurrent.recurrent_net, step_nets.lstm())
+        model = model_helper.ModelHelper("model")
+        rnn_cell.LSTM(model, "x", "lengths", ("h", "c"), 2, 3, scope="lstm")
+    assert [operator.type for operator in model.net.Proto().op][-1] == "RecurrentNetwork"
+
+
+def test_attention_of_later_caffe2_is_left_alone():
+    with install():
+        for name in drop_in.NAMES_IN_ATTENTION:
+            assert getattr(attention, name) is CAFFE2S_ATTENTION[name]
+        assert rnn_cell.apply_regular_attention is CAFFE2S_ATTENTION["apply_regular_attention"]
+        assert attention.AttentionType.SoftCoverage == 3
+
+
+def test_attention_types_of_caffe2_and_ours_mean_the_same():
+    with install():
+        for name in ("Regular", "Recurrent"):
+            assert getattr(recurrent.AttentionType, name) == getattr(attention.AttentionType, name)
+
+
+class AttentionTypeOf2017:
+    Regular, Recurrent = tuple(range(2))
+
+
+def attention_of_2017(model, encoder_outputs_transposed, scope):
+    """Only that it does not know `encoder_lengths` counts."""
+
+
+def attention_of_later(model, encoder_outputs_transposed, scope, encoder_lengths=None):
+    """As Caffe2's of today."""
+
+
+def test_attention_of_2017_is_replaced_where_it_is_and_where_it_was_imported(monkeypatch):
+    old = {
+        "AttentionType": AttentionTypeOf2017,
+        "apply_regular_attention": attention_of_2017,
+        "apply_recurrent_attention": attention_of_later,
+        "apply_dot_attention": attention_of_later,
+    }
+    module = module_with(monkeypatch, "caffe2.python.attention", **old)
+    script = module_with(monkeypatch, "earlier_script", **old)
+    with install():
+        for namespace in (module, script):
+            assert namespace.AttentionType is caffe2_recurrent.AttentionType
+            assert namespace.apply_regular_attention is caffe2_recurrent.apply_regular_attention
+            assert namespace.apply_recurrent_attention is attention_of_later
+            assert namespace.apply_dot_attention is attention_of_later
+    for namespace in (module, script):
+        assert {name: vars(namespace)[name] for name in old} == old
+
+
+@pytest.mark.parametrize("name", drop_in.NAMES_IN_ATTENTION)
+@pytest.mark.parametrize("value", [None, 3, "text"])
+def test_attention_that_is_nothing_we_know_is_left_alone(monkeypatch, name, value):
+    module = module_with(monkeypatch, "caffe2.python.attention", **{name: value})
+    with install():
+        assert getattr(module, name) is value
+
+
+def test_caffe2_without_attention(monkeypatch):
+    monkeypatch.setitem(sys.modules, "caffe2.python.attention", None)
+    with install():
+        assert recurrent.apply_regular_attention is caffe2_recurrent.apply_regular_attention
+        assert recurrent.recurrent_net is caffe2_recurrent.recurrent_net
+
+
+def test_signatures_that_help_shows_are_the_public_ones():
+    install()
+    assert list(inspect.signature(recurrent.recurrent_net).parameters)[:10] == list(
+        inspect.signature(CAFFE2S["recurrent_net"]).parameters
+    )
