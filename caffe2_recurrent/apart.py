@@ -11,26 +11,26 @@ from typing import Callable, Dict, FrozenSet, Iterable, Sequence
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
-from caffe2_recurrent.cell import Cell
 from caffe2_recurrent.operators import gradient_name
 from caffe2_recurrent.problems import Problems, names
+from caffe2_recurrent.step_net import StepNet
 
 # What Caffe2 calls the gradients that it is about to add up, and the sparse ones that it has put together.
 PART_OF_SUM = re.compile(r"_?(.+_grad)(?:_indices|_values)?(?:_autosplit_\d+|_(?:indices|values)_concat(?:_split)?)$")
 
 
-def check_step(net: core.Net, cell: Cell, problems: Problems) -> None:
+def check_step(net: core.Net, step_net: StepNet, problems: Problems) -> None:
     """What a step computes or is linked to must be no blob of `net`, nor one that the loop reads."""
-    declared = frozenset(cell.step_net.external_input)
-    own = [cell.timestep, *cell.linked, *(blob for blob in cell.writes if blob not in declared)]
-    _check_not_outside(net, own, problems, frozenset(cell.outer_inputs))
+    declared = frozenset(step_net.proto.external_input)
+    own = [step_net.timestep, *step_net.linked, *(blob for blob in step_net.writes if blob not in declared)]
+    _check_not_outside(net, own, problems, frozenset(step_net.outer_inputs))
 
 
 def check_step_gradients(
-    net: core.Net, cell: Cell, gradients: Sequence[str], parameter_gradients: Iterable[str], problems: Problems
+    net: core.Net, step_net: StepNet, gradients: Sequence[str], parameter_gradients: Iterable[str], problems: Problems
 ) -> None:
     """What the backward step writes or is linked to must be no blob of the step, nor of `net`."""
-    forward = frozenset(cell.writes).union(cell.step_net.external_input)
+    forward = frozenset(step_net.writes).union(step_net.proto.external_input)
     clashing = [blob for blob in gradients if blob in forward]
     if clashing:
         problems.add(
@@ -41,13 +41,13 @@ def check_step_gradients(
     _check_not_outside(net, [blob for blob in gradients if blob not in renamed], problems)
 
 
-def check_made(cell: Cell, made: Sequence[str], problems: Problems) -> None:
+def check_made(step_net: StepNet, made: Sequence[str], problems: Problems) -> None:
     """What the operator makes outside must carry no name of a blob that it reads or that a step has for itself."""
-    read = frozenset(cell.outer_inputs)
+    read = frozenset(step_net.outer_inputs)
     for blob in made:
         if blob in read:
             problems.add("the loop reads '{}' and would make a blob of that name; give it a Copy of the blob", blob)
-    inner = frozenset(cell.linked).union(cell.writes)
+    inner = frozenset(step_net.linked).union(step_net.writes)
     clashing = [blob for blob in made if blob in inner]
     if clashing:
         problems.add(
@@ -69,7 +69,7 @@ def _check_not_outside(
 
 
 def rename_parts_of_sums(
-    operators: Iterable[caffe2_pb2.OperatorDef], cell: Cell, read_outside: Callable[[str], bool]
+    operators: Iterable[caffe2_pb2.OperatorDef], step_net: StepNet, read_outside: Callable[[str], bool]
 ) -> None:
     """Give the gradients of references that the step adds up other names than Caffe2 gives them outside.
 
@@ -77,7 +77,7 @@ def rename_parts_of_sums(
 
     Only for references of which `read_outside` says that the net may add up gradients too.
     """
-    references = {gradient_name(reference): reference for reference in cell.references}
+    references = {gradient_name(reference): reference for reference in step_net.references}
     renamed: Dict[str, str] = {}
     for operator in operators:
         for output in operator.output:

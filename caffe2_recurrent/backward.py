@@ -29,17 +29,17 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
 from caffe2_recurrent.apart import rename_parts_of_sums
-from caffe2_recurrent.cell import Cell
 from caffe2_recurrent.operators import gradient_name, operator_beside
 from caffe2_recurrent.problems import Problems
 from caffe2_recurrent.recompute import Recompute
 from caffe2_recurrent.step_gradients import StepGradients, derive
+from caffe2_recurrent.step_net import StepNet
 from caffe2_recurrent.wiring import Link, OuterState
 
 
 @dataclass(frozen=True)
 class Backward:
-    """The backward step of a cell.
+    """The backward step of a step_net.
 
     `net` is None where nothing in the step has a gradient. `gradients` maps state inputs, sequences and references
     to the step-net blob that holds their gradient; `with_gradient` says which of them have one at all. `blobs` is all
@@ -52,42 +52,42 @@ class Backward:
     blobs: Tuple[str, ...]
     shared_blobs: Tuple[str, ...]
 
-    def parameters(self, cell: Cell) -> List[str]:
+    def parameters(self, step_net: StepNet) -> List[str]:
         """The references that have a gradient, in the order of the operator's inputs."""
-        return [blob for blob in cell.references if blob in self.gradients]
+        return [blob for blob in step_net.references if blob in self.gradients]
 
 
 def derive_backward(
-    cell: Cell, recompute: Recompute, read_outside: Callable[[str], bool], problems: Problems
+    step_net: StepNet, recompute: Recompute, read_outside: Callable[[str], bool], problems: Problems
 ) -> Optional[Backward]:
-    """Derive the backward step of `cell`; `read_outside` says whether the outer net may also read a reference.
+    """Derive the backward step of `step_net`; `read_outside` says whether the outer net may also read a reference.
 
-    Notes in `problems` what has no gradient. None where something is wrong with the cell, now or before.
+    Notes in `problems` what has no gradient. None where something is wrong with the step_net, now or before.
     """
-    outputs = [state.inner_output for state in cell.states if state.inner_output in cell.writes]
+    outputs = [state.inner_output for state in step_net.states if state.inner_output in step_net.writes]
     output_gradients = {output: gradient_name(output) for output in outputs}
-    derived = derive(cell.step_net.op, output_gradients, problems)
+    derived = derive(step_net.proto.op, output_gradients, problems)
     if problems:
         return None
-    boundary = [state.inner_input for state in cell.states] + [sequence.inner for sequence in cell.sequences]
-    with_gradient = frozenset(blob for blob in boundary + list(cell.references) if blob in derived.of)
+    boundary = [state.inner_input for state in step_net.states] + [sequence.inner for sequence in step_net.sequences]
+    with_gradient = frozenset(blob for blob in boundary + list(step_net.references) if blob in derived.of)
     if not with_gradient:
         return Backward(None, {}, with_gradient, (), tuple(recompute.shared_blobs))
 
-    own = _OwnGradients(cell, derived, frozenset(output_gradients.values()))
+    own = _OwnGradients(step_net, derived, frozenset(output_gradients.values()))
     for blob in boundary:
         own.claim(blob, zero_if_missing=True)
-    for blob in cell.references:
+    for blob in step_net.references:
         own.claim(blob, zero_if_missing=False)
     body = derived.operators + own.operators
-    rename_parts_of_sums(body, cell, read_outside)
+    rename_parts_of_sums(body, step_net, read_outside)
 
-    kept = _kept_blobs(cell, recompute.operators + body)
-    net = caffe2_pb2.NetDef(name=cell.step_net.name + "_backward", type="simple")
+    kept = _kept_blobs(step_net, recompute.operators + body)
+    net = caffe2_pb2.NetDef(name=step_net.proto.name + "_backward", type="simple")
     net.external_input.extend(kept)
     net.external_input.extend(output_gradients.values())
-    net.external_input.extend(cell.step_net.external_input)
-    net.external_input.extend(cell.step_net.external_output)
+    net.external_input.extend(step_net.proto.external_input)
+    net.external_input.extend(step_net.proto.external_output)
     net.op.extend(recompute.operators)
     accumulating = list(_accumulating(body, frozenset(net.external_input)))
     net.op.extend(accumulating)
@@ -96,17 +96,17 @@ def derive_backward(
     return Backward(net, own.gradients, with_gradient, blobs, tuple(recompute.shared_blobs))
 
 
-def backward_links(cell: Cell, backward: Backward, outer: Sequence[OuterState]) -> List[Link]:
+def backward_links(step_net: StepNet, backward: Backward, outer: Sequence[OuterState]) -> List[Link]:
     """`<output>_grad` -> slice t + 1 and the state input's gradient -> slice t of `<states>_grad`; sequence's -> t."""
     if backward.net is None:
         return []
     links = []
-    for state, blobs in zip(cell.states, outer):
+    for state, blobs in zip(step_net.states, outer):
         outer_grad = gradient_name(blobs.states)
         # The executor finds the step's successor in time by offset 1 standing before offset 0.
         links.append(Link(gradient_name(state.inner_output), outer_grad, 1))
         links.append(Link(backward.gradients[state.inner_input], outer_grad, 0))
-    for sequence in cell.sequences:
+    for sequence in step_net.sequences:
         links.append(Link(backward.gradients[sequence.inner], gradient_name(sequence.outer), 0))
     return links
 
@@ -114,12 +114,12 @@ def backward_links(cell: Cell, backward: Backward, outer: Sequence[OuterState]) 
 class _OwnGradients:
     """Hands each boundary blob of the step a dense gradient blob that nothing else is linked to."""
 
-    def __init__(self, cell: Cell, derived: StepGradients, linked: frozenset) -> None:
+    def __init__(self, step_net: StepNet, derived: StepGradients, linked: frozenset) -> None:
         self.gradients: Dict[str, str] = {}
         self.operators: List[caffe2_pb2.OperatorDef] = []
         self._derived = derived
         self._taken = set(linked)
-        self._step_operators = cell.step_net.op
+        self._step_operators = step_net.proto.op
         # Most steps need no operator of ours, so what it takes to add one is looked up with the first.
         self._written: Set[str] = set()
         self._readers: Dict[str, caffe2_pb2.OperatorDef] = {}
@@ -161,16 +161,16 @@ def _first_readers(operators: Iterable[caffe2_pb2.OperatorDef]) -> Dict[str, caf
     return readers
 
 
-def _kept_blobs(cell: Cell, backward_operators: Sequence[caffe2_pb2.OperatorDef]) -> Tuple[str, ...]:
+def _kept_blobs(step_net: StepNet, backward_operators: Sequence[caffe2_pb2.OperatorDef]) -> Tuple[str, ...]:
     written: Set[str] = set()
     needed: Set[str] = set()
     for operator in backward_operators:
         needed.update(blob for blob in operator.input if blob not in written)
         written.update(operator.output)
     # State outputs are kept in the state blobs.
-    exported = frozenset(cell.step_net.external_output).union(state.inner_output for state in cell.states)
-    in_order = dict.fromkeys(itertools.chain(cell.step_net.external_input, cell.writes))
-    return tuple(blob for blob in in_order if blob in cell.writes and blob in needed and blob not in exported)
+    exported = frozenset(step_net.proto.external_output).union(state.inner_output for state in step_net.states)
+    in_order = dict.fromkeys(itertools.chain(step_net.proto.external_input, step_net.writes))
+    return tuple(blob for blob in in_order if blob in step_net.writes and blob in needed and blob not in exported)
 
 
 def _accumulating(operators: Iterable[caffe2_pb2.OperatorDef], received: frozenset) -> Iterable[caffe2_pb2.OperatorDef]:

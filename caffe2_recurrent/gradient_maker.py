@@ -20,9 +20,9 @@ from caffe2.python import utils as caffe2_utils
 
 from caffe2_recurrent.arguments import AUTO
 from caffe2_recurrent.backward import Backward
-from caffe2_recurrent.cell import Cell
 from caffe2_recurrent.operators import gradient_name, operator_beside
 from caffe2_recurrent.problems import Problems, names
+from caffe2_recurrent.step_net import StepNet
 
 OPERATOR = "RecurrentNetwork"
 GRADIENT_OPERATOR = "RecurrentNetworkGradient"
@@ -31,11 +31,11 @@ PYTHON_POSITIONS = "python_outputs_with_grads"
 SEQUENCE_GRADIENTS = "sequence_gradients"
 
 
-def gradient_arguments(cell: Cell, backward: Backward, positions: Optional[Tuple[int, ...]]) -> Dict[str, Any]:
+def gradient_arguments(step_net: StepNet, backward: Backward, positions: Optional[Tuple[int, ...]]) -> Dict[str, Any]:
     """The arguments that say which outputs pass gradients back; `positions` is None for 'auto'."""
-    if positions is not None and len(cell.sequences) == 1 and backward.net is not None:
+    if positions is not None and len(step_net.sequences) == 1 and backward.net is not None:
         return {POSITIONS: list(positions)}
-    flags = [int(sequence.inner in backward.with_gradient) for sequence in cell.sequences]
+    flags = [int(sequence.inner in backward.with_gradient) for sequence in step_net.sequences]
     wanted: Any = AUTO if positions is None else list(positions)
     return {POSITIONS: [], PYTHON_POSITIONS: wanted, SEQUENCE_GRADIENTS: flags}
 

@@ -6,6 +6,7 @@ A cell says which parameters it has, what it computes outside of the loop, and w
 `<scope>/`, and a second layer of the same scope shares the parameters and nothing else.
 """
 
+import abc
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from caffe2.python import core
@@ -38,7 +39,7 @@ class StepOutputs(NamedTuple):
     recompute: List[core.BlobReference]
 
 
-class Cell:
+class Cell(abc.ABC):
     """One kind of recurrent layer. Subclasses say what differs.
 
     `caller` is the name in errors; `states` maps the step-net name of each state to its size.
@@ -47,17 +48,17 @@ class Cell:
     caller = "cell"
     states: Dict[str, int]
 
+    @abc.abstractmethod
     def parameters(self) -> List[ParameterSpec]:
         """The parameters, but for initial states."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def outside(self, net: core.Net, parameters: Blobs, sequence: core.BlobReference) -> core.BlobReference:
         """What is computed for all steps at once; returns the sequence that the loop runs over."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def step(self, net: core.Net, parameters: Blobs, inputs: StepInputs) -> StepOutputs:
         """Add the operators of a step to `net`."""
-        raise NotImplementedError
 
 
 class Layer(NamedTuple):

@@ -9,8 +9,8 @@ from typing import Dict, List, NamedTuple, Sequence, Set
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.cell import Cell
 from caffe2_recurrent.problems import Problems, names
+from caffe2_recurrent.step_net import StepNet
 
 # They draw anew each time they run, so a second run yields other values than the forward pass used.
 RANDOM_OPERATORS = frozenset(
@@ -43,21 +43,21 @@ class Recompute(NamedTuple):
     shared_blobs: List[str]
 
 
-def plan_recompute(cell: Cell, blobs: Sequence[str], problems: Problems) -> Recompute:
+def plan_recompute(step_net: StepNet, blobs: Sequence[str], problems: Problems) -> Recompute:
     """The operators that write `blobs`; notes in `problems` what cannot be recomputed."""
     if not blobs:
         return Recompute([], [])
     wanted = frozenset(blobs)
-    declared = frozenset(cell.step_net.external_input)
-    unknown = [blob for blob in blobs if blob not in cell.writes or blob in declared]
+    declared = frozenset(step_net.proto.external_input)
+    unknown = [blob for blob in blobs if blob not in step_net.writes or blob in declared]
     if unknown:
         problems.add(
             "recompute_blobs_on_backward names {}, which the step does not compute; it computes {}",
             names(unknown),
-            names(blob for blob in cell.writes if blob not in declared),
+            names(blob for blob in step_net.writes if blob not in declared),
         )
     operators = []
-    for index, operator in enumerate(cell.step_net.op):
+    for index, operator in enumerate(step_net.proto.op):
         if wanted.isdisjoint(operator.output):
             continue
         operators.append(operator)
@@ -77,31 +77,31 @@ def plan_recompute(cell: Cell, blobs: Sequence[str], problems: Problems) -> Reco
                 operator.type,
                 names(operator.output),
             )
-    _check_unchanged(cell, wanted, problems)
-    own = _own_to_each_step(cell, operators)
+    _check_unchanged(step_net, wanted, problems)
+    own = _own_to_each_step(step_net, operators)
     return Recompute(operators, [blob for blob in blobs if blob not in own])
 
 
-def _own_to_each_step(cell: Cell, operators: Sequence[caffe2_pb2.OperatorDef]) -> Set[str]:
+def _own_to_each_step(step_net: StepNet, operators: Sequence[caffe2_pb2.OperatorDef]) -> Set[str]:
     """Recomputed blobs that the steps cannot share."""
     # A state output is linked to its own slice in every step.
-    own = {state.inner_output for state in cell.states}
+    own = {state.inner_output for state in step_net.states}
     # The RNN executor runs steps side by side and holds a step's operator back until the step before has read what it
     # overwrites. One whose inputs are there from the start and whose output nothing reads is not held back by anything.
-    from_outside = frozenset(cell.references).union([cell.timestep])
-    read = {blob for operator in cell.step_net.op for blob in operator.input}
+    from_outside = frozenset(step_net.references).union([step_net.timestep])
+    read = {blob for operator in step_net.proto.op for blob in operator.input}
     for operator in operators:
         if from_outside.issuperset(operator.input) and read.isdisjoint(operator.output):
             own.update(operator.output)
     return own
 
 
-def _check_unchanged(cell: Cell, wanted: frozenset, problems: Problems) -> None:
+def _check_unchanged(step_net: StepNet, wanted: frozenset, problems: Problems) -> None:
     """An operator that runs again must find its inputs as they were; in-place operators may have changed them."""
     version: Dict[str, int] = Counter()
-    for index, operator in enumerate(cell.step_net.op):
+    for index, operator in enumerate(step_net.proto.op):
         if not wanted.isdisjoint(operator.output):
-            changed = [blob for blob in operator.input if blob not in wanted and version[blob] != cell.writes[blob]]
+            changed = [blob for blob in operator.input if blob not in wanted and version[blob] != step_net.writes[blob]]
             if changed:
                 problems.add(
                     "recomputing {} needs {} as step operator {} ({}) read it, but a later operator overwrites it; "

@@ -1,6 +1,6 @@
 """`recurrent_net`: one RecurrentNetwork operator from a step net, with the backward step derived from it.
 
-arguments -> cell -> backward -> wiring -> operator
+arguments -> step net -> backward -> wiring -> operator
 """
 
 import functools
@@ -12,11 +12,11 @@ from caffe2.python import core, workspace
 from caffe2_recurrent import apart, arguments, wiring
 from caffe2_recurrent.arguments import Blob, OutputsWithGrads, Request
 from caffe2_recurrent.backward import Backward, backward_links, derive_backward
-from caffe2_recurrent.cell import Cell, check_reads, read_cell
 from caffe2_recurrent.gradient_maker import OPERATOR, gradient_arguments
 from caffe2_recurrent.operators import gradient_name
 from caffe2_recurrent.problems import Problems
 from caffe2_recurrent.recompute import plan_recompute
+from caffe2_recurrent.step_net import StepNet, check_reads, read_step_net
 
 STEP_WORKSPACES = "step_workspaces"
 STEP_NETS = ("step_net", "backward_step_net")
@@ -87,29 +87,29 @@ def recurrent_net(
         scratch_sizes,
     )
     problems = Problems("recurrent_net")
-    cell = read_cell(request, problems)
-    check_positions(request.outputs_with_grads, _output_names(cell), problems)
-    recompute = plan_recompute(cell, request.recompute, problems)
-    readable = check_reads(cell, problems)
+    step_net = read_step_net(request, problems)
+    check_positions(request.outputs_with_grads, _output_names(step_net), problems)
+    recompute = plan_recompute(step_net, request.recompute, problems)
+    readable = check_reads(step_net, problems)
     backward = None
     if readable and not request.forward_only:
-        backward = derive_backward(cell, recompute, _may_be_read_outside(request), problems)
-    scope, outer = _unused_names(request.net, cell, request.scope)
-    _check_apart(request, cell, backward, _made(cell, scope, outer, request.forward_only), problems)
+        backward = derive_backward(step_net, recompute, _may_be_read_outside(request), problems)
+    scope, outer = _unused_names(request.net, step_net, request.scope)
+    _check_apart(request, step_net, backward, _made(step_net, scope, outer, request.forward_only), problems)
     problems.raise_if_any()
-    return _add_operator(request, cell, backward, scope, outer)
+    return _add_operator(request, step_net, backward, scope, outer)
 
 
 def _check_apart(
-    request: Request, cell: Cell, backward: Optional[Backward], made: Sequence[str], problems: Problems
+    request: Request, step_net: StepNet, backward: Optional[Backward], made: Sequence[str], problems: Problems
 ) -> None:
     if request.net is not request.cell_net:
-        apart.check_step(request.net, cell, problems)
+        apart.check_step(request.net, step_net, problems)
     if backward is not None:
-        parameters = [backward.gradients[blob] for blob in backward.parameters(cell)]
-        apart.check_step_gradients(request.net, cell, backward.blobs, parameters, problems)
+        parameters = [backward.gradients[blob] for blob in backward.parameters(step_net)]
+        apart.check_step_gradients(request.net, step_net, backward.blobs, parameters, problems)
     if not problems:
-        apart.check_made(cell, made, problems)
+        apart.check_made(step_net, made, problems)
 
 
 def _may_be_read_outside(request: Request) -> Callable[[str], bool]:
@@ -134,41 +134,41 @@ def check_positions(positions: Optional[Sequence[int]], outputs: Sequence[str], 
             problems.add("outputs_with_grads has position {} ('{}') twice", position, outputs[position])
 
 
-def _output_names(cell: Cell) -> List[str]:
-    outputs = [state.inner_output or "<output of {}>".format(state.inner_input) for state in cell.states]
+def _output_names(step_net: StepNet) -> List[str]:
+    outputs = [state.inner_output or "<output of {}>".format(state.inner_input) for state in step_net.states]
     return [output + ending for output in outputs for ending in ("_all", "_last")]
 
 
 def _add_operator(
     request: Request,
-    cell: Cell,
+    step_net: StepNet,
     backward: Optional[Backward],
     scope: str,
     outer: Sequence[wiring.OuterState],
 ) -> Tuple[core.BlobReference, ...]:
     net = request.net
     first_position: Dict[str, int] = {}
-    for position, blob in enumerate(cell.outer_inputs):
+    for position, blob in enumerate(step_net.outer_inputs):
         first_position.setdefault(blob, position)
     found = wiring.aliases(outer)
     given: Dict[str, Any] = {
-        "step_net": cell.step_net,
+        "step_net": step_net.proto,
         "recurrent_states": [blobs.states for blobs in outer],
-        "initial_recurrent_state_ids": [first_position[state.outer_initial] for state in cell.states],
-        "timestep": cell.timestep,
+        "initial_recurrent_state_ids": [first_position[state.outer_initial] for state in step_net.states],
+        "timestep": step_net.timestep,
         "enable_rnn_executor": 1,
     }
-    given.update(wiring.link_arguments("link", wiring.forward_links(cell, outer)))
+    given.update(wiring.link_arguments("link", wiring.forward_links(step_net, outer)))
     given.update(wiring.alias_arguments(found))
     if backward is not None:
-        given.update(_backward_arguments(request, cell, backward, outer))
+        given.update(_backward_arguments(request, step_net, backward, outer))
     outputs = _produced(scope, outer)
     # A net copies each argument three times on its way into an operator; step nets are large, so they follow by
     # themselves, but for immediate mode, which runs the operator as it is made.
     large = {} if workspace.IsImmediate() else {name: given.pop(name) for name in STEP_NETS if name in given}
     # References without a net: the operator takes them whether `net` knows them already or not.
     results = net.RecurrentNetwork(
-        [core.BlobReference(blob) for blob in cell.outer_inputs],
+        [core.BlobReference(blob) for blob in step_net.outer_inputs],
         [core.BlobReference(blob, net) for blob in outputs],
         **given,
     )
@@ -179,11 +179,11 @@ def _add_operator(
 
 
 def _backward_arguments(
-    request: Request, cell: Cell, backward: Backward, outer: Sequence[wiring.OuterState]
+    request: Request, step_net: StepNet, backward: Backward, outer: Sequence[wiring.OuterState]
 ) -> Dict[str, Any]:
-    parameters = backward.parameters(cell)
-    before_references = len(cell.sequences) + len(cell.states)
-    position = {blob: before_references + index for index, blob in enumerate(cell.references)}
+    parameters = backward.parameters(step_net)
+    before_references = len(step_net.sequences) + len(step_net.states)
+    position = {blob: before_references + index for index, blob in enumerate(step_net.references)}
     given: Dict[str, Any] = {
         "param": [position[blob] for blob in parameters],
         "param_grads": [backward.gradients[blob] for blob in parameters],
@@ -191,12 +191,12 @@ def _backward_arguments(
     }
     if backward.net is not None:
         given["backward_step_net"] = backward.net
-    given.update(wiring.link_arguments("backward_link", backward_links(cell, backward, outer)))
-    given.update(gradient_arguments(cell, backward, request.outputs_with_grads))
+    given.update(wiring.link_arguments("backward_link", backward_links(step_net, backward, outer)))
+    given.update(gradient_arguments(step_net, backward, request.outputs_with_grads))
     return given
 
 
-def _unused_names(net: core.Net, cell: Cell, scope: Optional[str]) -> Tuple[str, List[wiring.OuterState]]:
+def _unused_names(net: core.Net, step_net: StepNet, scope: Optional[str]) -> Tuple[str, List[wiring.OuterState]]:
     """`scope` and the outer blobs of the states; numbered where `net` has them already.
 
     Two operators that shared a state blob would spoil each other's gradients: the second forward pass overwrites
@@ -212,7 +212,7 @@ def _unused_names(net: core.Net, cell: Cell, scope: Optional[str]) -> Tuple[str,
         for blob in argument.strings
     }
     suffixes = itertools.chain([""], ("_{}".format(number) for number in itertools.count(1)))
-    candidates = ((scope + suffix, wiring.outer_states(cell, scope + suffix, suffix)) for suffix in suffixes)
+    candidates = ((scope + suffix, wiring.outer_states(step_net, scope + suffix, suffix)) for suffix in suffixes)
     return next(
         (candidate, outer)
         for candidate, outer in candidates
@@ -221,12 +221,12 @@ def _unused_names(net: core.Net, cell: Cell, scope: Optional[str]) -> Tuple[str,
     )
 
 
-def _made(cell: Cell, scope: str, outer: Sequence[wiring.OuterState], forward_only: bool) -> List[str]:
+def _made(step_net: StepNet, scope: str, outer: Sequence[wiring.OuterState], forward_only: bool) -> List[str]:
     """All blobs that the operator, and its gradient, write outside."""
     made = [*_produced(scope, outer), *(blobs.states for blobs in outer)]
     if not forward_only:
         made += [gradient_name(blobs.states) for blobs in outer]
-        made += [gradient_name(blob) for blob in dict.fromkeys(cell.outer_inputs)]
+        made += [gradient_name(blob) for blob in dict.fromkeys(step_net.outer_inputs)]
     return made
 
 

@@ -7,7 +7,7 @@ state blob from `offset` on; a negative offset counts from its end. Source: Recu
 
 from typing import Any, Dict, List, NamedTuple, Sequence
 
-from caffe2_recurrent.cell import Cell
+from caffe2_recurrent.step_net import StepNet
 
 
 class Link(NamedTuple):
@@ -30,25 +30,25 @@ class OuterState(NamedTuple):
     last_step: str
 
 
-def outer_states(cell: Cell, scope: str, suffix: str) -> List[OuterState]:
+def outer_states(step_net: StepNet, scope: str, suffix: str) -> List[OuterState]:
     return [
         OuterState(
             "{}/{}_states".format(scope, state.inner_input),
             "{}_all{}".format(state.inner_output, suffix),
             "{}_last{}".format(state.inner_output, suffix),
         )
-        for state in cell.states
+        for state in step_net.states
     ]
 
 
-def forward_links(cell: Cell, outer: Sequence[OuterState]) -> List[Link]:
+def forward_links(step_net: StepNet, outer: Sequence[OuterState]) -> List[Link]:
     """state input -> slice t, state output -> slice t + 1 of the state blob; sequence -> slice t."""
     links = []
-    for state, blobs in zip(cell.states, outer):
+    for state, blobs in zip(step_net.states, outer):
         # The executor finds the step's successor in time by offset 0 standing before offset 1.
         links.append(Link(state.inner_input, blobs.states, 0))
         links.append(Link(state.inner_output, blobs.states, 1))
-    return links + [Link(sequence.inner, sequence.outer, 0) for sequence in cell.sequences]
+    return links + [Link(sequence.inner, sequence.outer, 0) for sequence in step_net.sequences]
 
 
 def aliases(outer: Sequence[OuterState]) -> List[Alias]:

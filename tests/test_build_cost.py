@@ -69,16 +69,16 @@ def test_cost_is_proportional_to_the_number_of_step_operators(kind):
 
 def test_a_cost_that_is_quadratic_is_noticed(monkeypatch):
     module = sys.modules["caffe2_recurrent.recurrent"]
-    read_cell = module.read_cell
+    read_step_net = module.read_step_net
 
-    def read_cell_slowly(request, problems):
+    def read_step_net_slowly(request, problems):
         operators = request.cell_net.Proto().op
         for operator in operators:
             # The kind of line that slips in: for each operator, something is made out of all of them.
             [other for other in operators if other is operator]
-        return read_cell(request, problems)
+        return read_step_net(request, problems)
 
-    monkeypatch.setattr(module, "read_cell", read_cell_slowly)
+    monkeypatch.setattr(module, "read_step_net", read_step_net_slowly)
     assert growth("tanh_mul") > LARGEST_RATIO
 
 

@@ -13,7 +13,7 @@ from caffe2.python.modeling.parameter_sharing import ParameterSharing
 
 import comparing
 import numpy_cudnn
-from caffe2_recurrent import LSTM, GetLSTMParamNames, InitFromLSTMParams, cudnn, cudnn_LSTM
+from caffe2_recurrent import LSTM, GetLSTMParamNames, InitFromLSTMParams, check_gradients, cudnn, cudnn_LSTM
 from caffe2_recurrent.cudnn import check_can_run
 from errors_support import listed, model_snapshot
 
@@ -717,3 +717,16 @@ def test_numbers_of_numpy():
     )
     assert list(of_numpy.net.Proto().op) == list(plain.net.Proto().op)
     assert list(of_numpy.param_init_net.Proto().op) == list(plain.param_init_net.Proto().op)
+
+
+def test_check_gradients_accepts_a_gradient_of_the_output_alone():
+    model, outputs = build_and_ignore_the_warning()
+    check_gradients(model.net, model.net.AddGradientOperators([outputs[0]]))
+
+
+def build_and_ignore_the_warning():
+    model = ModelHelper("model")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        outputs = cudnn_LSTM(model, core.BlobReference("X"), ("H", "C"), 2, 3, "s")
+    return model, outputs

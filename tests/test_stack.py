@@ -247,3 +247,41 @@ def test_a_failing_layer_takes_back_the_layers_before_it():
         LSTM(model, "x", None, None, DIM_IN, [3, 3], "s")
     assert str(error.value) == "LSTM: parameter 's/layer_1/gates_t_w' has shape [1, 1], but this cell needs [12, 3]"
     assert model_snapshot(model) == before
+
+
+@pytest.mark.parametrize("builder", [LSTM, MILSTM, GRU])
+def test_options_reach_every_layer(builder):
+    """Recomputing changes no gradient and no loop keeps more than the step number; forward_only derives nothing."""
+
+    def run(**options):
+        workspace.ResetWorkspace()
+        model = ModelHelper("model")
+        outputs = builder(model, "x", "lengths", None, DIM_IN, [D, D], "net", bidirectional=True, **options)
+        gradients = {} if options.get("forward_only") else model.AddGradientOperators([outputs[0]]) or model.grad_map
+        random = np.random.RandomState(0)
+        workspace.RunNetOnce(model.param_init_net)
+        for parameter in model.params:
+            shape = workspace.FetchBlob(str(parameter)).shape
+            workspace.FeedBlob(str(parameter), random.uniform(-1, 1, size=shape).astype(np.float32))
+        workspace.FeedBlob("x", random.randn(T, N, DIM_IN).astype(np.float32))
+        workspace.FeedBlob("lengths", np.array([4, 2, 1], dtype=np.int32))
+        workspace.RunNetOnce(model.net)
+        fetched = {name: workspace.FetchBlob(str(gradients[name])) for name in ["x", *model.params] if gradients}
+        loops = [operator for operator in model.net.Proto().op if operator.type == "RecurrentNetwork"]
+        return workspace.FetchBlob(outputs[0]), fetched, loops
+
+    hidden, gradients, loops = run()
+    recomputed, again, shared = run(memory_optimization=True)
+    served, _, forward = run(forward_only=True)
+    np.testing.assert_array_equal(recomputed, hidden)
+    np.testing.assert_array_equal(served, hidden)
+    for name, gradient in gradients.items():
+        np.testing.assert_array_equal(again[name], gradient, err_msg=str(name))
+    assert len(loops) == len(shared) == len(forward) == 4
+
+    def arguments(operator):
+        return {argument.name: argument for argument in operator.arg}
+
+    assert all(not arguments(loop)["recompute_blobs_on_backward"].strings for loop in loops)
+    assert all(arguments(loop)["recompute_blobs_on_backward"].strings for loop in shared)
+    assert all("backward_step_net" not in arguments(loop) for loop in forward)

@@ -29,13 +29,13 @@ class State:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One step of a recurrent network. `step_net` is a copy of the caller's net; nobody changes it.
+class StepNet:
+    """One step of a recurrent network. `proto` is a copy of the caller's net; nobody changes it.
 
     `writes` counts how often the step writes each blob, in the order of the first time.
     """
 
-    step_net: caffe2_pb2.NetDef
+    proto: caffe2_pb2.NetDef
     writes: CounterType[str]
     sequences: Tuple[Sequence, ...]
     states: Tuple[State, ...]
@@ -55,15 +55,15 @@ class Cell:
         return sequences + [state.outer_initial for state in self.states] + list(self.references)
 
 
-def read_cell(request: Request, problems: Problems) -> Cell:
+def read_step_net(request: Request, problems: Problems) -> StepNet:
     """Name the roles of the step net's blobs; notes in `problems` whatever does not fit together.
 
-    The cell that is returned can be used only if nothing was noted.
+    What is returned can be used only if nothing was noted.
     """
-    step_net = caffe2_pb2.NetDef()
-    step_net.CopyFrom(request.cell_net.Proto())
+    proto = caffe2_pb2.NetDef()
+    proto.CopyFrom(request.cell_net.Proto())
     # The operator runs the step net itself; any other net type would be a net within it.
-    step_net.type = "simple"
+    proto.type = "simple"
     sequences = tuple(Sequence(inner, outer) for inner, outer in request.sequences)
     states = tuple(
         State(inner, request.links.get(inner, ""), outer_initial) for inner, outer_initial in request.initial_states
@@ -71,14 +71,14 @@ def read_cell(request: Request, problems: Problems) -> Cell:
     timestep = request.timestep or DEFAULT_TIMESTEP
     roles = [sequence.inner for sequence in sequences] + [state.inner_input for state in states] + [timestep]
     taken = frozenset(roles)
-    references = tuple(dict.fromkeys(blob for blob in step_net.external_input if blob not in taken))
-    writes = Counter(output for operator in step_net.op for output in operator.output)
-    cell = Cell(step_net, writes, sequences, states, references, timestep)
+    references = tuple(dict.fromkeys(blob for blob in proto.external_input if blob not in taken))
+    writes = Counter(output for operator in proto.op for output in operator.output)
+    step_net = StepNet(proto, writes, sequences, states, references, timestep)
 
     _check_nets(request, problems)
-    _check_inputs(cell, request, problems)
-    _check_links(cell, request, problems)
-    return cell
+    _check_inputs(step_net, request, problems)
+    _check_links(step_net, request, problems)
+    return step_net
 
 
 def _check_nets(request: Request, problems: Problems) -> None:
@@ -86,18 +86,18 @@ def _check_nets(request: Request, problems: Problems) -> None:
         problems.add("net and cell_net are the same net '{}'; build the step in a net of its own", request.net.Name())
 
 
-def _check_inputs(cell: Cell, request: Request, problems: Problems) -> None:
-    if not cell.sequences:
+def _check_inputs(step_net: StepNet, request: Request, problems: Problems) -> None:
+    if not step_net.sequences:
         problems.add("inputs is empty; the number of steps comes from a sequence, so at least one is needed")
-    if not cell.states:
+    if not step_net.states:
         problems.add("initial_cell_inputs is empty; the outputs are those of the states, so at least one is needed")
-    for blob in cell.outer_inputs[: len(cell.sequences) + len(cell.states)]:
+    for blob in step_net.outer_inputs[: len(step_net.sequences) + len(step_net.states)]:
         if not blob:
             problems.add("inputs or initial_cell_inputs has an outer blob with an empty name")
-    declared = frozenset(cell.step_net.external_input)
+    declared = frozenset(step_net.proto.external_input)
     roles: Dict[str, str] = {}
-    named = [("sequence", sequence.inner) for sequence in cell.sequences]
-    named += [("state", state.inner_input) for state in cell.states]
+    named = [("sequence", sequence.inner) for sequence in step_net.sequences]
+    named += [("state", state.inner_input) for state in step_net.states]
     if request.timestep is not None:
         named.append(("timestep", request.timestep))
     for role, blob in named:
@@ -106,23 +106,23 @@ def _check_inputs(cell: Cell, request: Request, problems: Problems) -> None:
                 "{} '{}' is no external input of the step net, which has {}; declare it with AddExternalInput",
                 role,
                 blob,
-                names(cell.step_net.external_input),
+                names(step_net.proto.external_input),
             )
         if blob in roles and roles[blob] == role:
             problems.add("{} '{}' is given twice", role, blob)
         elif blob in roles:
             problems.add("'{}' is given as {} and as {}; it can be one of them", blob, roles[blob], role)
         roles.setdefault(blob, role)
-    _check_overwrites(cell, problems)
+    _check_overwrites(step_net, problems)
 
 
-def _check_overwrites(cell: Cell, problems: Problems) -> None:
+def _check_overwrites(step_net: StepNet, problems: Problems) -> None:
     """What the step receives for more than one step must not be changed by one of them."""
-    kept = dict.fromkeys((cell.timestep, *(state.inner_input for state in cell.states), *cell.references))
-    overwritten = [blob for blob in kept if blob in cell.writes]
+    kept = dict.fromkeys((step_net.timestep, *(state.inner_input for state in step_net.states), *step_net.references))
+    overwritten = [blob for blob in kept if blob in step_net.writes]
     for blob in overwritten:
-        index, writer = next((at, op) for at, op in enumerate(cell.step_net.op) if blob in op.output)
-        if blob == cell.timestep:
+        index, writer = next((at, op) for at, op in enumerate(step_net.proto.op) if blob in op.output)
+        if blob == step_net.timestep:
             problems.add(
                 "step operator {} ({}) writes the timestep '{}', which the engine sets", index, writer.type, blob
             )
@@ -136,29 +136,29 @@ def _check_overwrites(cell: Cell, problems: Problems) -> None:
             )
 
 
-def _check_links(cell: Cell, request: Request, problems: Problems) -> None:
-    state_inputs = frozenset(state.inner_input for state in cell.states)
+def _check_links(step_net: StepNet, request: Request, problems: Problems) -> None:
+    state_inputs = frozenset(state.inner_input for state in step_net.states)
     for inner_input in request.links:
         if inner_input not in state_inputs:
             problems.add(
                 "links names '{}', which has no initial value; initial_cell_inputs has {}",
                 inner_input,
-                names(state.inner_input for state in cell.states),
+                names(state.inner_input for state in step_net.states),
             )
-    for state in cell.states:
+    for state in step_net.states:
         if state.inner_input not in request.links:
             problems.add("state '{}' has no link to the step output that becomes its next value", state.inner_input)
-    declared = frozenset(cell.step_net.external_input)
-    linked = {state.inner_input: state.inner_output for state in cell.states if state.inner_output}
+    declared = frozenset(step_net.proto.external_input)
+    linked = {state.inner_input: state.inner_output for state in step_net.states if state.inner_output}
     for inner_input, inner_output in linked.items():
         if inner_input == inner_output:
             problems.add("state '{}' is linked to itself; write its next value to a blob of its own", inner_input)
-        elif inner_output not in cell.writes:
+        elif inner_output not in step_net.writes:
             problems.add(
                 "state '{}' is linked to '{}', which no step operator writes; the step writes {}",
                 inner_input,
                 inner_output,
-                names(cell.writes),
+                names(step_net.writes),
             )
         elif inner_output in declared:
             problems.add(
@@ -174,11 +174,11 @@ def _check_links(cell: Cell, request: Request, problems: Problems) -> None:
             )
 
 
-def check_reads(cell: Cell, problems: Problems) -> bool:
+def check_reads(step_net: StepNet, problems: Problems) -> bool:
     """The engine runs a step operator by operator, so each blob must be there when it is read; whether it is."""
     readable = True
-    known = set(cell.step_net.external_input) | {cell.timestep}
-    for index, operator in enumerate(cell.step_net.op):
+    known = set(step_net.proto.external_input) | {step_net.timestep}
+    for index, operator in enumerate(step_net.proto.op):
         if not known.issuperset(operator.input):
             unknown = [blob for blob in dict.fromkeys(operator.input) if blob not in known]
             problems.add(
@@ -190,7 +190,7 @@ def check_reads(cell: Cell, problems: Problems) -> bool:
             known.update(unknown)
             readable = False
         known.update(operator.output)
-    missing = [blob for blob in cell.step_net.external_output if blob not in known]
+    missing = [blob for blob in step_net.proto.external_output if blob not in known]
     if missing:
         problems.add(
             "the step net declares external outputs that no operator writes: {}; write or remove them", names(missing)
