@@ -34,7 +34,7 @@ ALSO = {
     "caffe2.python.models.seq2seq.seq2seq_beam_search_test": ("networkx",),
     "caffe2.python.models.seq2seq.seq2seq_model_helper_test": (),
     "caffe2.python.observer_test": (),
-    "caffe2.python.operator_test.crf_test": (),
+    "caffe2.python.operator_test.crf_test": ("scipy",),
 }
 # Two thirds of the time; the shorter tests build the same cells.
 SLOW = (
