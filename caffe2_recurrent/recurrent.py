@@ -39,7 +39,7 @@ def recurrent_net(
     """Run a step net over a sequence: adds one `RecurrentNetwork` operator to `net`.
 
     Shapes: T steps, N sequences in the batch, D features of a state. All blobs that are linked (sequences, states)
-    hold float32.
+    hold float32. A slice is a view: a step that writes to its sequence in place changes the outer blob.
 
     Args:
         net: the net that gets the operator.
