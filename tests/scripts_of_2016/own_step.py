@@ -16,7 +16,7 @@ sequence, initial = model.net.AddExternalInputs("sequence", "initial")
 step_model = CNNModelHelper(name="step", param_model=model)
 input_t, timestep, hidden_t_prev = step_model.net.AddScopedExternalInputs("input_t", "timestep", "hidden_t_prev")
 gates_t = step_model.FC(hidden_t_prev, "rnn/gates_t", dim_in=SIZE, dim_out=SIZE, axis=2)
-step_model.net.Sum([gates_t, input_t], gates_t)
+step_model.net.Sum([gates_t, input_t], [gates_t])
 hidden_t = step_model.net.Tanh(gates_t, "rnn/hidden_t")
 step_model.net.AddExternalOutputs(hidden_t)
 hidden_all, hidden_last = recurrent_net(
