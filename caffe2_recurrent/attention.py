@@ -18,7 +18,7 @@ from caffe2.python.modeling.parameter_info import ParameterTags
 from caffe2_recurrent import parameters as model_parameters
 from caffe2_recurrent.arguments import Blob, OutputsWithGrads
 from caffe2_recurrent.checks import Checks
-from caffe2_recurrent.layer import Blobs, StepInputs, StepOutputs, add_layer, fc, unused_blob
+from caffe2_recurrent.layer import Blobs, Outside, StepInputs, StepOutputs, add_layer, fc, unused_blob
 from caffe2_recurrent.lstm import GATES, LSTMCell
 from caffe2_recurrent.parameters import ParameterSpec, fc_specs
 
@@ -134,7 +134,7 @@ class AttentionCell(LSTMCell):
             specs += fc_specs("weighted_encoder_outputs", self._encoder_dim, self._encoder_dim)
         return specs + attention_specs(self._encoder_dim, self.dim, self._recurrent)
 
-    def outside(self, net: core.Net, parameters: Blobs, sequence: core.BlobReference) -> core.BlobReference:
+    def outside(self, net: core.Net, parameters: Blobs, sequence: core.BlobReference) -> Outside:
         outputs = core.BlobReference(self._encoder_outputs)
         transposed = net.Transpose(outputs, unused_blob(net, "encoder_outputs_transposed"), axes=[1, 2, 0])
         if self._weighted is None:
@@ -143,20 +143,18 @@ class AttentionCell(LSTMCell):
         else:
             weighted = core.BlobReference(self._weighted)
         lengths = None if self._lengths is None else core.BlobReference(self._lengths)
-        self._encoder = Encoder(transposed, weighted, lengths)
-        self._zeros = create_zeros(self._model)
-        return super().outside(net, parameters, sequence)
+        encoder = Encoder(transposed, weighted, lengths)
+        return super().outside(net, parameters, sequence)._replace(shared=(encoder, create_zeros(self._model)))
 
-    def step(self, net: core.Net, parameters: Blobs, inputs: StepInputs) -> StepOutputs:
+    def step(self, net: core.Net, parameters: Blobs, inputs: StepInputs, shared: Any) -> StepOutputs:
+        encoder, zeros = shared
         hidden_prev, _, context_prev = inputs.previous
         joined, joined_sizes = net.Concat(
             [hidden_prev, context_prev], ["gates_concatenated_input_t", "gates_concatenated_input_t_sizes"], axis=2
         )
         gates, recompute = self.gates(net, parameters, inputs.input_t, joined)
         hidden, cell = self.unit(net, gates, inputs)
-        attended = attend(
-            net, parameters, self._zeros, self._encoder, hidden, context_prev if self._recurrent else None
-        )
+        attended = attend(net, parameters, zeros, encoder, hidden, context_prev if self._recurrent else None)
         recomputed = [joined, joined_sizes, *recompute] if self._recompute else []
         recomputed += attended.recompute if self._recompute_attention else []
         return StepOutputs((hidden, cell, attended.context), recomputed)

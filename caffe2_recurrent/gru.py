@@ -6,10 +6,9 @@ from caffe2.python import core
 from caffe2.python.model_helper import ModelHelper
 
 from caffe2_recurrent.arguments import Blob, OutputsWithGrads
-from caffe2_recurrent.checks import Checks
-from caffe2_recurrent.layer import Blobs, Cell, StepInputs, StepOutputs, fc, pair, unused_blob
+from caffe2_recurrent.layer import Blobs, Cell, Outside, StepInputs, StepOutputs, fc, pair, unused_blob
 from caffe2_recurrent.parameters import ParameterSpec, fc_specs
-from caffe2_recurrent.stack import add_stack
+from caffe2_recurrent.sequence_layer import Kind, add_sequence_layer
 
 GATES = ("reset_gate_t", "update_gate_t", "output_gate_t")
 
@@ -29,10 +28,10 @@ class GRUCell(Cell):
             specs += fc_specs(gate, self.dim, self.dim)
         return specs
 
-    def outside(self, net: core.Net, parameters: Blobs, sequence: core.BlobReference) -> core.BlobReference:
-        return fc(net, sequence, parameters, "i2h", unused_blob(net, "i2h"))
+    def outside(self, net: core.Net, parameters: Blobs, sequence: core.BlobReference) -> Outside:
+        return Outside(fc(net, sequence, parameters, "i2h", unused_blob(net, "i2h")))
 
-    def step(self, net: core.Net, parameters: Blobs, inputs: StepInputs) -> StepOutputs:
+    def step(self, net: core.Net, parameters: Blobs, inputs: StepInputs, shared: Any) -> StepOutputs:
         (hidden_prev,) = inputs.previous
         parts = net.Split([inputs.input_t], ["input_{}".format(gate) for gate in GATES], axis=2)
         reset = fc(net, hidden_prev, parameters, "reset_gate_t")
@@ -57,6 +56,20 @@ class GRUCell(Cell):
         )
         recompute = [*parts, reset, update, opened, inner, output, gates, sizes]
         return StepOutputs((hidden,), recompute if self._recompute else [])
+
+
+GRU_KIND = Kind(
+    GRUCell.caller,
+    ("hidden",),
+    lambda dim_in, dim, options: GRUCell(
+        dim_in, dim, options.drop_states, options.flags["linear_before_reset"], options.recompute
+    ),
+    lambda parameters: {
+        "input": pair(parameters, "i2h"),
+        "recurrent": {gate: pair(parameters, gate) for gate in GATES},
+    },
+    flags=("linear_before_reset",),
+)
 
 
 def GRU(  # noqa: N802
@@ -105,39 +118,4 @@ def GRU(  # noqa: N802
 
     Source: arXiv 1406.1078; caffe2/operators/gru_unit_op.h.
     """
-    checks = Checks("GRU")
-    checks.model(model)
-    sequence = checks.blob("input_blob", input_blob)
-    lengths = checks.lengths("seq_lengths", seq_lengths)
-    shape = checks.stack(dim_in, dim_out, bidirectional, dropout_ratio, is_test)
-    initial = checks.states(initial_states, ("hidden",), shape.loops)
-    scope = checks.scope(scope)
-    checks.positions(outputs_with_grads, ["hidden_all", "hidden_last"])
-    with_parameters = checks.flag("return_params", return_params)
-    recompute = checks.flag("memory_optimization", memory_optimization)
-    checks.number("forget_bias", forget_bias)
-    forward_only = checks.flag("forward_only", forward_only)
-    drop_states = checks.flag("drop_states", drop_states)
-    linear_before_reset = checks.flag("linear_before_reset", linear_before_reset)
-    checks.done()
-    stack = add_stack(
-        model,
-        lambda dim_in, dim: GRUCell(dim_in, dim, drop_states, linear_before_reset, recompute),
-        shape,
-        sequence,
-        lengths,
-        initial,
-        scope,
-        outputs_with_grads,
-        forward_only,
-    )
-    if not with_parameters:
-        return stack.outputs
-    pairs = [
-        {
-            "input": pair(loop.parameters, "i2h"),
-            "recurrent": {gate: pair(loop.parameters, gate) for gate in GATES},
-        }
-        for loop in stack.loops
-    ]
-    return (*stack.outputs, pairs[0] if len(pairs) == 1 else pairs)
+    return add_sequence_layer(GRU_KIND, locals())

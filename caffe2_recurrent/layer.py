@@ -7,7 +7,7 @@ A cell says which parameters it has, what it computes outside of the loop, and w
 """
 
 import abc
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from caffe2.python import core
 from caffe2.python.model_helper import ModelHelper
@@ -32,6 +32,13 @@ class StepInputs(NamedTuple):
     timestep: core.BlobReference
 
 
+class Outside(NamedTuple):
+    """What a cell computes for all steps at once: the sequence that the loop runs over, and what else steps read."""
+
+    sequence: core.BlobReference
+    shared: Any = None
+
+
 class StepOutputs(NamedTuple):
     """What a step makes: the next states in the cell's order, and the blobs to recompute in the backward pass."""
 
@@ -53,12 +60,12 @@ class Cell(abc.ABC):
         """The parameters, but for initial states."""
 
     @abc.abstractmethod
-    def outside(self, net: core.Net, parameters: Blobs, sequence: core.BlobReference) -> core.BlobReference:
-        """What is computed for all steps at once; returns the sequence that the loop runs over."""
+    def outside(self, net: core.Net, parameters: Blobs, sequence: core.BlobReference) -> Outside:
+        """Add what is computed for all steps at once."""
 
     @abc.abstractmethod
-    def step(self, net: core.Net, parameters: Blobs, inputs: StepInputs) -> StepOutputs:
-        """Add the operators of a step to `net`."""
+    def step(self, net: core.Net, parameters: Blobs, inputs: StepInputs, shared: Any) -> StepOutputs:
+        """Add the operators of a step to `net`; `shared` is what `outside` gave."""
 
 
 class Layer(NamedTuple):
@@ -84,13 +91,13 @@ def add_layer(
         with parameters.building(cell.caller, model, scope, specs) as created:
             outside = cell.outside(model.net, created, core.BlobReference(sequence))
             step_net, inputs = _step_inputs(scope, cell, lengths)
-            made = cell.step(step_net, created, inputs)
+            made = cell.step(step_net, created, inputs, outside.shared)
             step_net.AddExternalOutputs(*made.states)
         values = [created[name] for name in _initial_names(cell)] if initial is None else initial
         outputs = recurrent_net(
             net=model.net,
             cell_net=step_net,
-            inputs=[(inputs.input_t, outside)],
+            inputs=[(inputs.input_t, outside.sequence)],
             initial_cell_inputs=[
                 (state, core.BlobReference(str(blob))) for state, blob in zip(inputs.previous, values)
             ],

@@ -1,16 +1,15 @@
 """LSTM and MILSTM: cells with input, forget and output gate, over Caffe2's LSTMUnit operator."""
 
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, List, Optional, Sequence, Tuple, Type, Union
 
 from caffe2.python import core
 from caffe2.python.model_helper import ModelHelper
 from caffe2.python.modeling.initializers import Initializer
 
 from caffe2_recurrent.arguments import Blob, OutputsWithGrads
-from caffe2_recurrent.checks import Checks
-from caffe2_recurrent.layer import Blobs, Cell, StepInputs, StepOutputs, fc, pair, unused_blob
+from caffe2_recurrent.layer import Blobs, Cell, Outside, StepInputs, StepOutputs, fc, pair, unused_blob
 from caffe2_recurrent.parameters import ParameterSpec, fc_specs
-from caffe2_recurrent.stack import add_stack
+from caffe2_recurrent.sequence_layer import Kind, add_sequence_layer
 
 GATES = 4
 
@@ -30,10 +29,10 @@ class LSTMCell(Cell):
     def parameters(self) -> List[ParameterSpec]:
         return fc_specs("i2h", self.dim_in, GATES * self.dim) + fc_specs(self.recurrent, self.dim, GATES * self.dim)
 
-    def outside(self, net: core.Net, parameters: Blobs, sequence: core.BlobReference) -> core.BlobReference:
-        return fc(net, sequence, parameters, "i2h", unused_blob(net, "i2h"))
+    def outside(self, net: core.Net, parameters: Blobs, sequence: core.BlobReference) -> Outside:
+        return Outside(fc(net, sequence, parameters, "i2h", unused_blob(net, "i2h")))
 
-    def step(self, net: core.Net, parameters: Blobs, inputs: StepInputs) -> StepOutputs:
+    def step(self, net: core.Net, parameters: Blobs, inputs: StepInputs, shared: Any) -> StepOutputs:
         gates, recompute = self.gates(net, parameters, inputs.input_t, inputs.previous[0])
         states = self.unit(net, gates, inputs)
         return StepOutputs(states, recompute if self._recompute else [])
@@ -84,6 +83,19 @@ class MILSTMCell(LSTMCell):
         gates = net.Mul([factor, of_state], "gates_t")
         net.Sum([gates, rest], [gates])
         return gates, [of_state, factor, rest, gates]
+
+
+def _kind(cell: Type[LSTMCell]) -> Kind:
+    parts = {"input": "i2h", "recurrent": cell.recurrent}
+    return Kind(
+        cell.caller,
+        ("hidden", "cell"),
+        lambda dim_in, dim, options: cell(dim_in, dim, options.forget_bias, options.drop_states, options.recompute),
+        lambda parameters: {part: pair(parameters, name) for part, name in parts.items()},
+    )
+
+
+LSTM_KIND, MILSTM_KIND = _kind(LSTMCell), _kind(MILSTMCell)
 
 
 def LSTM(  # noqa: N802
@@ -150,23 +162,7 @@ def LSTM(  # noqa: N802
 
     Source: caffe2/operators/lstm_unit_op.h.
     """
-    return _add(
-        LSTMCell,
-        model,
-        input_blob,
-        seq_lengths,
-        initial_states,
-        dim_in,
-        dim_out,
-        scope,
-        outputs_with_grads,
-        return_params,
-        memory_optimization,
-        forget_bias,
-        forward_only,
-        drop_states,
-        {"bidirectional": bidirectional, "dropout_ratio": dropout_ratio, "is_test": is_test},
-    )
+    return add_sequence_layer(LSTM_KIND, locals())
 
 
 def MILSTM(  # noqa: N802
@@ -202,69 +198,4 @@ def MILSTM(  # noqa: N802
 
     Source: arXiv 1606.06630.
     """
-    return _add(
-        MILSTMCell,
-        model,
-        input_blob,
-        seq_lengths,
-        initial_states,
-        dim_in,
-        dim_out,
-        scope,
-        outputs_with_grads,
-        False,
-        memory_optimization,
-        forget_bias,
-        forward_only,
-        drop_states,
-        {"bidirectional": bidirectional, "dropout_ratio": dropout_ratio, "is_test": is_test},
-    )
-
-
-def _add(
-    kind: Any,
-    model: Any,
-    input_blob: Any,
-    seq_lengths: Any,
-    initial_states: Any,
-    dim_in: Any,
-    dim_out: Any,
-    scope: Any,
-    outputs_with_grads: Any,
-    return_params: Any,
-    memory_optimization: Any,
-    forget_bias: Any,
-    forward_only: Any,
-    drop_states: Any,
-    stacking: Dict[str, Any],
-) -> Tuple[Any, ...]:
-    checks = Checks(kind.caller)
-    checks.model(model)
-    sequence = checks.blob("input_blob", input_blob)
-    lengths = checks.lengths("seq_lengths", seq_lengths)
-    shape = checks.stack(dim_in, dim_out, **stacking)
-    initial = checks.states(initial_states, ("hidden", "cell"), shape.loops)
-    scope = checks.scope(scope)
-    checks.positions(outputs_with_grads, ["hidden_all", "hidden_last", "cell_all", "cell_last"])
-    with_parameters = checks.flag("return_params", return_params)
-    recompute = checks.flag("memory_optimization", memory_optimization)
-    bias = checks.number("forget_bias", forget_bias)
-    forward_only = checks.flag("forward_only", forward_only)
-    drop = checks.flag("drop_states", drop_states)
-    checks.done()
-    stack = add_stack(
-        model,
-        lambda dim_in, dim: kind(dim_in, dim, bias, drop, recompute),
-        shape,
-        sequence,
-        lengths,
-        initial,
-        scope,
-        outputs_with_grads,
-        forward_only,
-    )
-    if not with_parameters:
-        return stack.outputs
-    parts = {"input": "i2h", "recurrent": kind.recurrent}
-    pairs = [{part: pair(loop.parameters, name) for part, name in parts.items()} for loop in stack.loops]
-    return (*stack.outputs, pairs[0] if len(pairs) == 1 else pairs)
+    return add_sequence_layer(MILSTM_KIND, locals())
