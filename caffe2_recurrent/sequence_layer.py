@@ -6,6 +6,8 @@ from caffe2_recurrent.checks import Checks
 from caffe2_recurrent.layer import Blobs, Cell
 from caffe2_recurrent.stack import add_stack
 
+SHAPE = ("dim_in", "dim_out", "bidirectional", "dropout_ratio", "is_test")
+
 
 class Options(NamedTuple):
     """What a cell is told beside its sizes; `flags` are those that it alone has, by name."""
@@ -27,15 +29,13 @@ class Kind(NamedTuple):
 
 
 def add_sequence_layer(kind: Kind, arguments: Mapping[str, Any]) -> Tuple[Any, ...]:
-    """Check the arguments of a call, by the names of `LSTM`; add the layers that it asks for, and give what it returns."""
+    """Check the arguments of a call, named as those of `LSTM`; add the layers it asks for and give what it returns."""
     checks = Checks(kind.caller)
     model = arguments["model"]
     checks.model(model)
     sequence = checks.blob("input_blob", arguments["input_blob"])
     lengths = checks.lengths("seq_lengths", arguments["seq_lengths"])
-    shape = checks.stack(
-        *(arguments[name] for name in ("dim_in", "dim_out", "bidirectional", "dropout_ratio", "is_test"))
-    )
+    shape = checks.stack(*(arguments[name] for name in SHAPE))
     initial = checks.states(arguments["initial_states"], kind.states, shape.loops)
     scope = checks.scope(arguments["scope"])
     outputs: List[str] = [state + ending for state in kind.states for ending in ("_all", "_last")]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
-from caffe2.python import core, workspace
+from caffe2.python import workspace
 from caffe2.python.model_helper import ModelHelper
 
 import comparing
@@ -250,24 +250,7 @@ class Cell:
     def run(self, executor=True):
         """Outputs, gradients by name, and the model, run by the engine."""
         model, outputs = self.build()
-        found = {}
-        if not self.options.get("forward_only"):
-            given = {}
-            for position in self.positions:
-                name = "gradient_{}".format(position)
-                workspace.FeedBlob(name, self.output_gradients()[position].astype(np.float32))
-                given[outputs[position]] = model.net.AddExternalInput(name)
-            found = model.net.AddGradientOperators(given)
-        comparing.configure(model.net, executor)
-        workspace.RunNetOnce(model.param_init_net)
-        self.feed()
-        workspace.RunNetOnce(model.net)
-        gradients = {}
-        for name in self.values():
-            blob = core.BlobReference(self.full_name(name))
-            if blob in found:
-                gradients[name] = workspace.FetchBlob(str(found[blob]))
-        return [workspace.FetchBlob(output) for output in outputs], gradients, model
+        return comparing.run_layer(self, model, outputs, executor)
 
     def assert_right(self, executor=True):
         outputs, gradients, _ = self.run(executor)

@@ -52,6 +52,25 @@ def run(builder, step_net, threads=None, executor=True, **options):
     return [workspace.FetchBlob(output) for output in outputs], gradients
 
 
+def run_layer(case, model, outputs, executor):
+    """Outputs, gradients by name, and the model: a layer with the values and output gradients of `case`, run once."""
+    found = {}
+    if not case.options.get("forward_only"):
+        given = {}
+        for position in case.positions:
+            name = "gradient_{}".format(position)
+            workspace.FeedBlob(name, case.output_gradients()[position].astype(np.float32))
+            given[outputs[position]] = model.net.AddExternalInput(name)
+        found = model.net.AddGradientOperators(given)
+    configure(model.net, executor)
+    workspace.RunNetOnce(model.param_init_net)
+    case.feed()
+    workspace.RunNetOnce(model.net)
+    blobs = {name: core.BlobReference(case.full_name(name)) for name in case.values()}
+    gradients = {name: workspace.FetchBlob(str(found[blob])) for name, blob in blobs.items() if blob in found}
+    return [workspace.FetchBlob(output) for output in outputs], gradients, model
+
+
 def configure(net, executor):
     for operator in net.Proto().op:
         for argument in operator.arg:

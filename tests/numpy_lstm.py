@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, Optional
 
 import numpy as np
-from caffe2.python import core, workspace
+from caffe2.python import workspace
 from caffe2.python.model_helper import ModelHelper
 
 import comparing
@@ -123,27 +123,12 @@ class Case:
 
     def feed(self, scope="lstm"):
         for name, value in self.values().items():
-            workspace.FeedBlob("{}/{}".format(scope, name) if name in PARAMETERS else name, value)
+            workspace.FeedBlob(self.full_name(name, scope), value)
+
+    def full_name(self, name, scope="lstm"):
+        return "{}/{}".format(scope, name) if name in PARAMETERS else name
 
     def run(self, builder=LSTM, executor=True):
         """Outputs, and the gradients by name, of the layer run by the engine; and the model."""
         model, outputs = self.build(builder)
-        found = {}
-        if not self.options.get("forward_only"):
-            given = {}
-            for position in self.positions:
-                name = "gradient_{}".format(position)
-                workspace.FeedBlob(name, self.output_gradients()[position].astype(np.float32))
-                given[outputs[position]] = model.net.AddExternalInput(name)
-            found = model.net.AddGradientOperators(given)
-        comparing.configure(model.net, executor)
-        workspace.RunNetOnce(model.param_init_net)
-        self.feed()
-        workspace.CreateNet(model.net)
-        workspace.RunNet(model.net)
-        gradients = {}
-        for name in self.values():
-            blob = "lstm/" + name if name in PARAMETERS else name
-            if core.BlobReference(blob) in found:
-                gradients[name] = workspace.FetchBlob(str(found[blob]))
-        return [workspace.FetchBlob(output) for output in outputs], gradients, model
+        return comparing.run_layer(self, model, outputs, executor)
