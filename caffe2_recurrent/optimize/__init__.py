@@ -1,0 +1,93 @@
+"""Rewriting the loops of a finished net so that they run faster.
+
+    net -> loops (loop.py) -> rules (rules/, one idea a file) -> net
+
+A rule states in its docstring what it looks for and what it puts there, and gives a reason where it may not.
+"""
+
+from typing import Any, Iterable, List, Mapping, Optional, Sequence, Union
+
+from caffe2.proto import caffe2_pb2
+from caffe2.python import core
+from caffe2.python.model_helper import ModelHelper
+
+from caffe2_recurrent.arguments import Blob
+from caffe2_recurrent.optimize.passes import rewritten
+from caffe2_recurrent.optimize.report import Refusal, Report, Rewrite
+from caffe2_recurrent.optimize.rule import Rule
+from caffe2_recurrent.optimize.rules import RULES
+from caffe2_recurrent.optimize.sizes import find_sizes, read_shapes
+from caffe2_recurrent.problems import Problems, given, names
+
+__all__ = ["Refusal", "Report", "Rewrite", "optimize"]
+
+
+def optimize(
+    model_or_net: Union[ModelHelper, core.Net, caffe2_pb2.NetDef],
+    rules: Optional[Iterable[str]] = None,
+    shapes: Optional[Mapping[Blob, Sequence[int]]] = None,
+    dry_run: bool = False,
+) -> Report:
+    """Rewrite the loops of a finished net, in place, so that they run faster.
+
+    Call it after `AddGradientOperators` and before `CreateNet`. It changes `RecurrentNetwork` operators and their
+    gradient operators, whoever built them, and adds operators around them. Inputs, outputs, parameters and gradients
+    of the net keep their names and, to float rounding, their values.
+
+    Args:
+        model_or_net: a `ModelHelper`, of which `net` is rewritten, a `core.Net`, or a `NetDef` read from a file.
+        rules: names of the rules to apply, in the order in which they are made to follow each other; default all.
+        shapes: dimensions of the net's inputs, like `{'x': (20, 128, 40)}`. Some rules pay only from some size on.
+            What is not given is taken from the blobs in the workspace, and inferred from there.
+        dry_run: change nothing, and report what would be done.
+
+    Returns:
+        A `Report`: `counts` by rule, `rewrites`, `refusals` with their reasons. `print` it.
+
+    Raises:
+        TypeError, ValueError: all that is wrong with the arguments; the net is as it was.
+    """
+    problems = Problems("optimize")
+    net = _net(model_or_net, problems)
+    known_shapes = read_shapes(shapes, problems)
+    if not isinstance(dry_run, bool):
+        problems.add("dry_run must be True or False; got {}", given(dry_run))
+    chosen = _chosen(rules, problems)
+    problems.raise_if_any(TypeError)
+    assert net is not None
+    proto = net.Proto() if isinstance(net, core.Net) else net
+    operators, report = rewritten(proto, chosen, find_sizes(proto, known_shapes), dry_run)
+    if report.total and not dry_run:
+        _replace_operators(net, operators)
+    return report
+
+
+def _net(value: Any, problems: Problems) -> Union[core.Net, caffe2_pb2.NetDef, None]:
+    net = value.net if isinstance(value, ModelHelper) else value
+    if isinstance(net, (core.Net, caffe2_pb2.NetDef)):
+        return net
+    problems.add("model_or_net must be a ModelHelper, a core.Net or a NetDef; got {}", given(value))
+    return None
+
+
+def _chosen(rules: Any, problems: Problems) -> List[Rule]:
+    if rules is None:
+        return list(RULES)
+    if isinstance(rules, (str, bytes)) or not isinstance(rules, Iterable):
+        problems.add("rules must be a list of names; got {}", given(rules))
+        return []
+    wanted = list(rules)
+    known = [rule.name for rule in RULES]
+    for rule in wanted:
+        if rule not in known:
+            problems.add("rules has {}; the rules are {}", given(rule), names(known))
+    return [rule for rule in RULES if rule.name in wanted]
+
+
+def _replace_operators(net: Union[core.Net, caffe2_pb2.NetDef], operators: List[caffe2_pb2.OperatorDef]) -> None:
+    # `Proto` makes a core.Net look up anew which blobs its operators write.
+    proto = net.Proto() if isinstance(net, core.Net) else net
+    changed = caffe2_pb2.NetDef()
+    changed.op.extend(operators)
+    del proto.op[:]
+    proto.op.extend(changed.op)

@@ -1,0 +1,58 @@
+"""Which operator of a list writes the value that another one reads; blobs may be written more than once."""
+
+from typing import Iterator, List, Optional, Sequence
+
+from caffe2.proto import caffe2_pb2
+
+Operators = Sequence[caffe2_pb2.OperatorDef]
+
+
+def writer(operators: Operators, blob: str, before: Optional[int] = None) -> Optional[int]:
+    """The position of the last operator before position `before` (default: of all) that writes `blob`, or None."""
+    for position in reversed(range(len(operators) if before is None else before)):
+        if blob in operators[position].output:
+            return position
+    return None
+
+
+def writers(operators: Operators, blob: str) -> List[int]:
+    return [position for position, operator in enumerate(operators) if blob in operator.output]
+
+
+def readers(operators: Operators, blob: str, after: int = -1) -> List[int]:
+    """The operators behind position `after` that read `blob` before another one writes it anew."""
+    return list(_readers(operators, blob, after))
+
+
+def reads(operators: Operators, blob: str) -> bool:
+    return any(blob in operator.input for operator in operators)
+
+
+def _readers(operators: Operators, blob: str, after: int) -> Iterator[int]:
+    for position in range(after + 1, len(operators)):
+        if blob in operators[position].input:
+            yield position
+        if blob in operators[position].output:
+            return
+
+
+def rename(operator: caffe2_pb2.OperatorDef, old: str, new: str) -> None:
+    """Let `operator` read and write `new` where it read and wrote `old`."""
+    for blobs in (operator.input, operator.output):
+        for position, blob in enumerate(blobs):
+            if blob == old:
+                blobs[position] = new
+
+
+def argument(operator: caffe2_pb2.OperatorDef, name: str) -> Optional[caffe2_pb2.Argument]:
+    return next((given for given in operator.arg if given.name == name), None)
+
+
+def integer(operator: caffe2_pb2.OperatorDef, name: str, default: int) -> int:
+    found = argument(operator, name)
+    return default if found is None else int(found.i)
+
+
+def number(operator: caffe2_pb2.OperatorDef, name: str, default: float) -> float:
+    found = argument(operator, name)
+    return default if found is None else float(found.f)

@@ -1,0 +1,362 @@
+"""A RecurrentNetwork operator, and the gradient operator that belongs to it, as a value that rules can change.
+
+    operators -> Loop -> (rules) -> operators
+
+`read_loops` finds the loops of a net, however they were built. A loop is a copy: the net stays as it is until
+`Loop.around_forward` and `Loop.around_gradient` are put in the places of the two operators.
+
+`inner_X` is a name in the step nets, `outer_X` one in the net around them.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set
+
+from caffe2.proto import caffe2_pb2
+from caffe2.python import utils as caffe2_utils
+from google.protobuf import text_format
+
+from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR, POSITIONS
+from caffe2_recurrent.optimize import dataflow
+from caffe2_recurrent.wiring import Alias, Link, alias_arguments, link_arguments
+
+STEP_WORKSPACES = "step_workspaces"
+
+
+class Parameter(NamedTuple):
+    """A reference whose gradient the gradient operator adds up over the steps."""
+
+    outer: str
+    inner_gradient: str
+    outer_gradient: str
+
+
+class State(NamedTuple):
+    """`outer_states` `[T + 1, N, D]`, whose first slice the engine fills with `outer_initial`."""
+
+    outer_states: str
+    outer_initial: str
+
+
+class Names:
+    """The names in use in a net and its step nets, so that a new blob gets one of its own."""
+
+    def __init__(self, used: Iterable[str]) -> None:
+        self._used: Set[str] = set(used)
+
+    def new(self, name: str) -> str:
+        candidate, number = name, 0
+        while candidate in self._used:
+            number += 1
+            candidate = "{}_{}".format(name, number)
+        self._used.add(candidate)
+        return candidate
+
+
+@dataclass
+class Gradient:
+    """The RecurrentNetworkGradient operator of a loop.
+
+    `incoming` are the gradients of the loop's outputs, `links` what the backward step sees of the forward pass,
+    `backward_links` what it writes; names that the operator renames are the new ones. `parameters` and `initial` are
+    the outer gradients in the order of the operator's outputs.
+    """
+
+    operator: caffe2_pb2.OperatorDef
+    net: caffe2_pb2.NetDef
+    operators: List[caffe2_pb2.OperatorDef]
+    incoming: List[str]
+    sequence: str
+    parameters: List[Parameter]
+    initial: List[str]
+    others: List[str]
+    links: List[Link]
+    backward_links: List[Link]
+
+
+@dataclass
+class Loop:
+    """One loop of a net.
+
+    `operators` are those of the step, `gradient.operators` those of the backward step. `before`, `before_gradient` and
+    `after_gradient` are operators of the outer net that run once, around the two.
+    """
+
+    name: str
+    forward: caffe2_pb2.OperatorDef
+    net: caffe2_pb2.NetDef
+    operators: List[caffe2_pb2.OperatorDef]
+    inputs: List[str]
+    outputs: List[str]
+    states: List[State]
+    links: List[Link]
+    aliases: List[Alias]
+    timestep: str
+    shared: List[str]
+    gradient: Optional[Gradient]
+    names: Names
+    before: List[caffe2_pb2.OperatorDef] = field(default_factory=list)
+    before_gradient: List[caffe2_pb2.OperatorDef] = field(default_factory=list)
+    after_gradient: List[caffe2_pb2.OperatorDef] = field(default_factory=list)
+    made: Dict[Any, str] = field(default_factory=dict)
+
+    @property
+    def prefix(self) -> str:
+        """What the loop's own outer blobs start with."""
+        return self.outputs[-1][: -len(STEP_WORKSPACES)] if self.outputs[-1].endswith(STEP_WORKSPACES) else ""
+
+    @property
+    def references(self) -> Set[str]:
+        """Outer blobs that the step reads by their own name; every step sees the same."""
+        written = {blob for operator in self.operators for blob in operator.output}
+        linked = {link.inner for link in self.links}
+        read = {blob for operator in self.operators for blob in operator.input}
+        return read - written - linked - {self.timestep}
+
+    def link(self, inner: str) -> Optional[Link]:
+        return next((link for link in self.links if link.inner == inner), None)
+
+    def new_blob(self, name: str) -> str:
+        """An unused name for a blob of this loop, outer or inner."""
+        return self.names.new(name if name.startswith(self.prefix) else self.prefix + name.split("/")[-1])
+
+    def add_before(
+        self, kind: str, inputs: Sequence[str], name: str, beside: caffe2_pb2.OperatorDef, **arguments: Any
+    ) -> str:
+        """An outer blob computed once before the loop by one operator; the same one if it is asked for again."""
+        key = (kind, tuple(inputs), tuple(sorted((name, str(value)) for name, value in arguments.items())))
+        if key not in self.made:
+            self.made[key] = self.new_blob(name)
+            self.before.append(new_operator(kind, inputs, [self.made[key]], beside, **arguments))
+        return self.made[key]
+
+    def add_reference(self, outer: str) -> None:
+        """Let the operators depend on an outer blob that the steps read."""
+        if outer not in self.inputs:
+            self.inputs.append(outer)
+
+    def add_buffer(self, inner: str, outer_initial: str) -> Link:
+        """Have the forward operator make room for the values of `inner` in all steps; gives the link to it.
+
+        `outer_initial` is `[size]`: the engine makes a state of `[T + 1, N, size]`, of which slices 1..T are used, and
+        an alias shows these.
+        """
+        outer = self.new_blob(inner + "_buffer")
+        self.add_reference(outer_initial)
+        self.states.append(State(outer, outer_initial))
+        shown = self.new_blob(inner + "_over_steps")
+        self.outputs.insert(len(self.outputs) - 1, shown)
+        self.aliases.append(Alias(outer, shown, 1))
+        return Link(inner, outer, 1)
+
+    def around_forward(self) -> List[caffe2_pb2.OperatorDef]:
+        """The operators that take the place of the forward operator."""
+        changed = caffe2_pb2.OperatorDef()
+        changed.CopyFrom(self.forward)
+        changed.input[:] = self.inputs
+        changed.output[:] = self.outputs
+        position = {blob: index for index, blob in reversed(list(enumerate(self.inputs)))}
+        _set_arguments(changed, link_arguments("link", self.links))
+        _set_arguments(changed, alias_arguments(self.aliases))
+        _set_arguments(
+            changed,
+            {
+                "recurrent_states": [state.outer_states for state in self.states],
+                "initial_recurrent_state_ids": [position[state.outer_initial] for state in self.states],
+                "recompute_blobs_on_backward": self.shared,
+            },
+        )
+        _set_step(changed, "step_net", self.net, self.operators)
+        if self.gradient is not None:
+            _set_step(changed, "backward_step_net", self.gradient.net, self.gradient.operators)
+        return [*self.before, changed]
+
+    def around_gradient(self) -> List[caffe2_pb2.OperatorDef]:
+        """The operators that take the place of the gradient operator."""
+        gradient = self.gradient
+        assert gradient is not None
+        changed = caffe2_pb2.OperatorDef()
+        changed.CopyFrom(gradient.operator)
+        # The engine finds inputs by position up to the outputs of the forward operator, and of these only the last.
+        seen = [blob for blob in self.outputs if blob not in gradient.others]
+        changed.input[:] = gradient.incoming + self.inputs + seen
+        changed.output[:] = [
+            gradient.sequence,
+            *(parameter.outer_gradient for parameter in gradient.parameters),
+            *gradient.initial,
+            *gradient.others,
+        ]
+        _set_arguments(changed, link_arguments("link", gradient.links))
+        _set_arguments(changed, link_arguments("backward_link", gradient.backward_links))
+        _set_arguments(
+            changed,
+            {
+                "param": [self.inputs.index(parameter.outer) for parameter in gradient.parameters],
+                "param_grads": [parameter.inner_gradient for parameter in gradient.parameters],
+            },
+        )
+        _set_step(changed, "step_net", self.net, self.operators)
+        _set_step(changed, "backward_step_net", gradient.net, gradient.operators)
+        return [*self.before_gradient, changed, *self.after_gradient]
+
+
+def new_operator(
+    kind: str, inputs: Sequence[str], outputs: Sequence[str], beside: caffe2_pb2.OperatorDef, **arguments: Any
+) -> caffe2_pb2.OperatorDef:
+    """An operator on the device of the operator `beside`; names are taken as they are."""
+    made = caffe2_pb2.OperatorDef(type=kind, name="", input=inputs, output=outputs)
+    made.arg.extend(caffe2_utils.MakeArgument(name, value) for name, value in sorted(arguments.items()))
+    if beside.HasField("device_option"):
+        made.device_option.CopyFrom(beside.device_option)
+    return made
+
+
+def read_loops(net: caffe2_pb2.NetDef) -> Dict[int, Loop]:
+    """The loops of a net by the position of their forward operator."""
+    names = Names(_all_names(net))
+    gradients = {operator.input[-1]: operator for operator in net.op if operator.type == GRADIENT_OPERATOR}
+    return {
+        position: _read(operator, gradients.get(operator.output[-1]), names)
+        for position, operator in enumerate(net.op)
+        if operator.type == OPERATOR
+    }
+
+
+def _read(
+    operator: caffe2_pb2.OperatorDef, gradient_operator: Optional[caffe2_pb2.OperatorDef], names: Names
+) -> Loop:
+    forward = caffe2_pb2.OperatorDef()
+    forward.CopyFrom(operator)
+    net = _step(forward, "step_net")
+    states = [
+        State(outer, operator.input[position])
+        for outer, position in zip(_strings(forward, "recurrent_states"), _integers(forward, "initial_recurrent_state_ids"))
+    ]
+    timestep = dataflow.argument(forward, "timestep")
+    outputs = list(operator.output)
+    aliases = [
+        Alias(*parts)
+        for parts in zip(
+            _strings(forward, "alias_src"), _strings(forward, "alias_dst"), _integers(forward, "alias_offset")
+        )
+    ]
+    return Loop(
+        name=outputs[0],
+        forward=forward,
+        net=net,
+        operators=_copies(net.op),
+        inputs=list(operator.input),
+        outputs=outputs,
+        states=states,
+        links=_links(forward, "link"),
+        aliases=aliases,
+        timestep=timestep.s.decode() if timestep is not None else "timestep",
+        shared=_strings(forward, "recompute_blobs_on_backward"),
+        gradient=None if gradient_operator is None else _read_gradient(operator, gradient_operator),
+        names=names,
+    )
+
+
+def _read_gradient(forward: caffe2_pb2.OperatorDef, original: caffe2_pb2.OperatorDef) -> Gradient:
+    operator = caffe2_pb2.OperatorDef()
+    operator.CopyFrom(original)
+    renamed = {
+        given.name[: -len(".rename")]: given.s.decode() for given in operator.arg if given.name.endswith(".rename")
+    }
+
+    def current(link: Link) -> Link:
+        return Link(renamed.get(link.inner, link.inner), renamed.get(link.outer, link.outer), link.offset)
+
+    net = _step(operator, "backward_step_net")
+    positions = _integers(operator, "param")
+    # The engine counts the outputs: one sequence, the parameters, the states.
+    outputs = list(operator.output)
+    states = len(_integers(operator, "initial_recurrent_state_ids"))
+    of_parameters = outputs[1 : 1 + len(positions)]
+    # Without the argument the step calls a gradient as the outer net does.
+    inner = _strings(operator, "param_grads") or of_parameters
+    parameters = [
+        Parameter(forward.input[position], renamed.get(inner_gradient, inner_gradient), outer_gradient)
+        for position, inner_gradient, outer_gradient in zip(positions, inner, of_parameters)
+    ]
+    return Gradient(
+        operator=operator,
+        net=net,
+        operators=_copies(net.op),
+        incoming=list(operator.input[: len(_integers(operator, POSITIONS))]),
+        sequence=outputs[0],
+        parameters=parameters,
+        initial=outputs[1 + len(positions) : 1 + len(positions) + states],
+        others=outputs[1 + len(positions) + states :],
+        links=[current(link) for link in _links(operator, "link")],
+        backward_links=[current(link) for link in _links(operator, "backward_link")],
+    )
+
+
+def _step(operator: caffe2_pb2.OperatorDef, name: str) -> caffe2_pb2.NetDef:
+    given = dataflow.argument(operator, name)
+    net = caffe2_pb2.NetDef()
+    if given is not None and given.s:
+        # As nets made before 2018 have it.
+        text_format.Parse(given.s.decode(), net)
+    elif given is not None:
+        net.CopyFrom(given.n)
+    return net
+
+
+def _set_step(
+    operator: caffe2_pb2.OperatorDef, name: str, net: caffe2_pb2.NetDef, operators: Sequence[caffe2_pb2.OperatorDef]
+) -> None:
+    changed = caffe2_pb2.NetDef()
+    changed.CopyFrom(net)
+    del changed.op[:]
+    changed.op.extend(operators)
+    written = {blob for step_operator in operators for blob in step_operator.output}
+    read = dict.fromkeys(blob for step_operator in operators for blob in step_operator.input)
+    declared = set(changed.external_input)
+    changed.external_input.extend(blob for blob in read if blob not in written and blob not in declared)
+    _set_arguments(operator, {name: changed})
+
+
+def _set_arguments(operator: caffe2_pb2.OperatorDef, arguments: Dict[str, Any]) -> None:
+    kept = [given for given in operator.arg if given.name not in arguments]
+    del operator.arg[:]
+    operator.arg.extend(kept)
+    operator.arg.extend(caffe2_utils.MakeArgument(name, value) for name, value in arguments.items())
+
+
+def _links(operator: caffe2_pb2.OperatorDef, prefix: str) -> List[Link]:
+    parts = (_strings(operator, prefix + ending) for ending in ("_internal", "_external"))
+    return [Link(*values) for values in zip(*parts, _integers(operator, prefix + "_offset"))]
+
+
+def _strings(operator: caffe2_pb2.OperatorDef, name: str) -> List[str]:
+    given = dataflow.argument(operator, name)
+    return [] if given is None else [value.decode() for value in given.strings]
+
+
+def _integers(operator: caffe2_pb2.OperatorDef, name: str) -> List[int]:
+    given = dataflow.argument(operator, name)
+    return [] if given is None else list(given.ints)
+
+
+def _copies(operators: Iterable[caffe2_pb2.OperatorDef]) -> List[caffe2_pb2.OperatorDef]:
+    copies = []
+    for operator in operators:
+        copy = caffe2_pb2.OperatorDef()
+        copy.CopyFrom(operator)
+        copies.append(copy)
+    return copies
+
+
+def _all_names(net: caffe2_pb2.NetDef) -> Iterable[str]:
+    yield from net.external_input
+    yield from net.external_output
+    for operator in net.op:
+        yield from operator.input
+        yield from operator.output
+        for given in operator.arg:
+            yield from (value.decode(errors="replace") for value in given.strings)
+            if given.HasField("n"):
+                yield from _all_names(given.n)
+            elif given.name in ("step_net", "backward_step_net") and given.s:
+                yield from _all_names(text_format.Parse(given.s.decode(), caffe2_pb2.NetDef()))

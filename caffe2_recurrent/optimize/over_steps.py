@@ -1,0 +1,111 @@
+"""What a step-net blob holds in all steps, as one outer blob `[T, N, k]`, for operators that run after the loop.
+
+    a sequence, or its gradient          the outer blob itself
+    a state, before or after the step    slices 0..T-1 or 1..T of the state blob
+    any other blob of the step           linked to a buffer of its own
+"""
+
+from typing import Callable, NamedTuple, Union
+
+from caffe2_recurrent.optimize import dataflow
+from caffe2_recurrent.optimize.loop import Loop, new_operator
+from caffe2_recurrent.wiring import Link
+
+# Slices 0..T-1 and 1..T of T + 1; -1 is the end, -2 one before it.
+SLICES = {0: ([0, 0, 0], [-2, -1, -1]), 1: ([1, 0, 0], [-1, -1, -1])}
+
+
+class OverSteps(NamedTuple):
+    """A way to get at all values of a blob; `take` changes the loop, and gives the outer blob.
+
+    `take` wants a function that gives the outer blob `[k]` by which a new buffer is sized.
+    """
+
+    take: Callable[[Callable[[], str]], str]
+
+
+def of_forward(loop: Loop, inner: str, before: int) -> Union[OverSteps, str]:
+    """The values that the backward operator at position `before` reads of a blob of the forward step, or why not."""
+    assert loop.gradient is not None
+    link = loop.link(inner)
+    if link is not None:
+        states = [state.outer_states for state in loop.states]
+        return OverSteps(lambda sized: _slice(loop, link) if link.outer in states else link.outer)
+    if inner in loop.shared or dataflow.writer(loop.gradient.operators, inner) is not None:
+        return "'{}' is not kept, but computed again in the backward pass".format(inner)
+    position = dataflow.writer(loop.operators, inner)
+    if position is None:
+        return "'{}' is no blob of the step".format(inner)
+    if loop.operators[position].type == "ATen":
+        return "'{}' is written by ATen, which cannot write to a slice of an outer blob".format(inner)
+
+    def take(sized: Callable[[], str]) -> str:
+        link = loop.add_buffer(inner, sized())
+        loop.links.append(link)
+        return _slice(loop, link)
+
+    return OverSteps(take)
+
+
+def of_gradient(loop: Loop, inner: str, before: int) -> Union[OverSteps, str]:
+    """The values that the backward operator at position `before` reads of a gradient blob, or why not."""
+    gradient = loop.gradient
+    assert gradient is not None
+    if any(inner in operator.output for operator in gradient.operators[before + 1 :]):
+        return "'{}' is changed after it has been read".format(inner)
+    links = [link for link in gradient.backward_links if link.inner == inner]
+    if links:
+        (link,) = links[:1]
+        if not _is_state_gradient(loop, link):
+            return OverSteps(lambda sized: link.outer)
+        if link.offset == 0:
+            return "'{}' is the gradient of a state, which other steps add to".format(inner)
+        return OverSteps(lambda sized: _slice(loop, link))
+    position = dataflow.writer(gradient.operators, inner)
+    if position is None:
+        return "'{}' is not computed by the backward step".format(inner)
+    if gradient.operators[position].type == "ATen":
+        return "'{}' is written by ATen, which cannot write to a slice of an outer blob".format(inner)
+
+    def take(sized: Callable[[], str]) -> str:
+        assert gradient is not None
+        link = loop.add_buffer(inner, sized())
+        gradient.backward_links.append(link)
+        values = _slice(loop, link)
+        # The view is made by the forward operator, but whoever reads it has to wait for the backward steps.
+        gradient.others.append(values)
+        return values
+
+    return OverSteps(take)
+
+
+def _is_state_gradient(loop: Loop, link: Link) -> bool:
+    gradient = loop.gradient
+    assert gradient is not None
+    both = {other.offset for other in gradient.backward_links if other.outer == link.outer}
+    return both != {0} or link.offset == 1
+
+
+def _slice(loop: Loop, link: Link) -> str:
+    """The slices that a state blob or buffer showed to the steps, as a blob made after the loop."""
+    key = ("slice", link.outer, link.offset)
+    if key not in loop.made:
+        alias = next(
+            (alias for alias in loop.aliases if alias.outer_states == link.outer and alias.offset == link.offset == 1),
+            None,
+        )
+        loop.made[key] = alias.outer_output if alias is not None else _sliced(loop, link)
+    return loop.made[key]
+
+
+def _sliced(loop: Loop, link: Link) -> str:
+    if all(link.outer != state.outer_states for state in loop.states):
+        # The gradient of a state: neither operator names it as its output, but the net has to know where it is from.
+        assert loop.gradient is not None
+        loop.gradient.others.append(link.outer)
+    elif link.outer not in loop.outputs:
+        loop.outputs.insert(len(loop.outputs) - 1, link.outer)
+    starts, ends = SLICES[link.offset]
+    target = loop.new_blob(link.outer + ("_before" if link.offset == 0 else "_after"))
+    loop.after_gradient.append(new_operator("Slice", [link.outer], [target], loop.forward, starts=starts, ends=ends))
+    return target

@@ -1,0 +1,46 @@
+"""Which blobs of a step have one row for each sequence of the batch: `[1, N, k]`, rows computed one by one.
+
+What such a blob holds over all steps is `[T, N, k]`, and an operator over rows may run over all of them at once.
+"""
+
+from typing import List, Set
+
+from caffe2.proto import caffe2_pb2
+
+from caffe2_recurrent.optimize import dataflow
+from caffe2_recurrent.optimize.loop import Loop
+
+FEATURES = 2
+# Each element from the elements in its place.
+ELEMENTWISE = frozenset(["Copy", "Negative", "Relu", "Scale", "Sigmoid", "Sum", "StopGradient", "Tanh"])
+# Broadcast their second input, so both need rows.
+BINARY = frozenset(["Add", "Div", "Mul", "Sub"])
+# Rows from rows, if they work on the last axis; only the first input has rows.
+ALONG_FEATURES = frozenset(["ElementwiseLinear", "FC", "FCTransposed", "Softmax", "Split"])
+UNITS = frozenset(["GRUUnit", "LSTMUnit"])
+
+
+def with_rows(loop: Loop) -> Set[str]:
+    """The blobs of the step that are known to have rows; what no rule below speaks of is left out."""
+    rows = {link.inner for link in loop.links}
+    for operator in loop.operators:
+        outputs = _outputs_with_rows(operator, rows)
+        rows.difference_update(operator.output)
+        rows.update(outputs)
+    return rows
+
+
+def _outputs_with_rows(operator: caffe2_pb2.OperatorDef, rows: Set[str]) -> List[str]:
+    if operator.type in ELEMENTWISE or operator.type in BINARY:
+        found = rows.issuperset(operator.input)
+    elif operator.type in ALONG_FEATURES:
+        found = operator.input[0] in rows and dataflow.integer(operator, "axis", 1) == FEATURES
+    elif operator.type == "Concat":
+        # Its second output holds sizes.
+        found = rows.issuperset(operator.input) and dataflow.integer(operator, "axis", 1) == FEATURES
+        return list(operator.output[:1]) if found else []
+    elif operator.type in UNITS:
+        found = operator.input[0] in rows
+    else:
+        found = False
+    return list(operator.output) if found else []

@@ -1,0 +1,56 @@
+"""Weights laid out once per run, so that the product of every step is the fast one."""
+
+from typing import Iterable, List, Optional
+
+from caffe2.proto import caffe2_pb2
+
+from caffe2_recurrent.optimize import dataflow
+from caffe2_recurrent.optimize.loop import Loop
+from caffe2_recurrent.optimize.rule import Rule, Site
+from caffe2_recurrent.optimize.sizes import Sizes
+
+# The transposition costs about as much as it gains in three or four steps.
+FEWEST_STEPS = 8
+
+
+class TransposedWeights(Rule):
+    """step: Y = FC(X, W, b)    =>    before the loop: Wt = Transpose(W);  step: Y = FCTransposed(X, Wt, b)
+
+    Also where the backward step computes Y again. W `[M, K]` must be the same in all steps.
+    """
+
+    name = "transposed_weights"
+
+    def sites(self, loop: Loop) -> Iterable[Site]:
+        for operators in _steps(loop):
+            for position, operator in enumerate(operators):
+                if operator.type == "FC":
+                    yield Site("FC -> '{}'".format(operator.output[0]), (operators, position))
+
+    def refusal(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
+        operators, position = site.where
+        weights = operators[position].input[1]
+        if weights not in loop.references:
+            return "its weights '{}' are not the same in all steps".format(weights)
+        if dataflow.integer(operators[position], "axis_w", 1) != 1:
+            return "its weights '{}' are laid out in another way (axis_w)".format(weights)
+        shape = sizes.shape(weights)
+        if shape is not None and len(shape) != 2:
+            return "its weights '{}' have {} dimensions".format(weights, len(shape))
+        steps = sizes.steps(loop)
+        if steps is not None and steps < FEWEST_STEPS:
+            return "with {} steps it costs more than it gains".format(steps)
+        return None
+
+    def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
+        operators, position = site.where
+        operator = operators[position]
+        weights = operator.input[1]
+        transposed = loop.add_before("Transpose", [weights], weights + "_transposed", operator)
+        loop.add_reference(transposed)
+        operator.type = "FCTransposed"
+        operator.input[1] = transposed
+
+
+def _steps(loop: Loop) -> List[List[caffe2_pb2.OperatorDef]]:
+    return [loop.operators] + ([loop.gradient.operators] if loop.gradient is not None else [])
