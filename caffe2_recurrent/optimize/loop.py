@@ -78,7 +78,8 @@ class Loop:
     """One loop of a net.
 
     `operators` are those of the step, `gradient.operators` those of the backward step. `before`, `before_gradient` and
-    `after_gradient` are operators of the outer net that run once, around the two.
+    `after_gradient` are operators of the outer net that run once, around the two. `overwritten` maps blobs of the step to
+    backward blobs of the same shape that may take their memory.
     """
 
     name: str
@@ -98,6 +99,7 @@ class Loop:
     before_gradient: List[caffe2_pb2.OperatorDef] = field(default_factory=list)
     after_gradient: List[caffe2_pb2.OperatorDef] = field(default_factory=list)
     made: Dict[Any, str] = field(default_factory=dict)
+    overwritten: Dict[str, str] = field(default_factory=dict)
 
     @property
     def prefix(self) -> str:
@@ -105,12 +107,16 @@ class Loop:
         return self.outputs[-1][: -len(STEP_WORKSPACES)] if self.outputs[-1].endswith(STEP_WORKSPACES) else ""
 
     @property
+    def written(self) -> Set[str]:
+        """The blobs that the step computes."""
+        return {blob for operator in self.operators for blob in operator.output}
+
+    @property
     def references(self) -> Set[str]:
         """Outer blobs that the step reads by their own name; every step sees the same."""
-        written = {blob for operator in self.operators for blob in operator.output}
         linked = {link.inner for link in self.links}
         read = {blob for operator in self.operators for blob in operator.input}
-        return read - written - linked - {self.timestep}
+        return read - self.written - linked - {self.timestep}
 
     def link(self, inner: str) -> Optional[Link]:
         return next((link for link in self.links if link.inner == inner), None)
@@ -127,6 +133,15 @@ class Loop:
         if key not in self.made:
             self.made[key] = self.new_blob(name)
             self.before.append(new_operator(kind, inputs, [self.made[key]], beside, **arguments))
+        return self.made[key]
+
+    def add_columns(self, parts: Sequence[str], name: str, beside: caffe2_pb2.OperatorDef) -> str:
+        """The 1-D outer blobs `parts` one behind the other, in a blob computed once before the loop."""
+        key = ("columns", tuple(parts))
+        if key not in self.made:
+            self.made[key] = self.new_blob(name)
+            sizes = self.new_blob(name + "_sizes")
+            self.before.append(new_operator("Concat", parts, [self.made[key], sizes], beside, axis=0))
         return self.made[key]
 
     def add_reference(self, outer: str) -> None:

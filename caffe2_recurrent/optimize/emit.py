@@ -1,0 +1,53 @@
+"""Writing lists of step operators: one call an operator, results named after what they hold."""
+
+from typing import Any, List, Sequence
+
+from caffe2.proto import caffe2_pb2
+from caffe2.python import workspace
+
+from caffe2_recurrent.optimize.loop import Loop, new_operator
+
+ATEN = "ATen"
+
+
+def aten_is_missing() -> bool:
+    """Whether this Caffe2 was built without the operator that runs ATen's vectorised kernels."""
+    return ATEN not in workspace.RegisteredOperators()
+
+
+class Emitter:
+    """Collects operators beside `beside`; new blobs get names of the loop `loop` that start with `stem`."""
+
+    def __init__(self, loop: Loop, beside: caffe2_pb2.OperatorDef, stem: str) -> None:
+        self.operators: List[caffe2_pb2.OperatorDef] = []
+        self.made: List[str] = []
+        self.beside = beside
+        self._loop, self._stem = loop, stem
+
+    def blob(self, name: str) -> str:
+        """A new blob of the step."""
+        self.made.append(self._loop.new_blob("{}_{}".format(self._stem, name)))
+        return self.made[-1]
+
+    def add(self, kind: str, inputs: Sequence[str], output: str, **arguments: Any) -> str:
+        """`output = kind(inputs)`, into a blob that exists."""
+        self.operators.append(new_operator(kind, inputs, [output], self.beside, **arguments))
+        return output
+
+    def new(self, kind: str, inputs: Sequence[str], name: str, **arguments: Any) -> str:
+        """`kind(inputs)` into a new blob."""
+        return self.add(kind, inputs, self.blob(name), **arguments)
+
+    def aten(self, kind: str, inputs: Sequence[str], name: str, **arguments: Any) -> str:
+        """ATen's operator `kind`; its output is a tensor of its own, so it cannot be a linked blob."""
+        return self.new(ATEN, inputs, name, operator=kind, **arguments)
+
+    def split(self, blob: str, names: Sequence[str], axis: int) -> List[str]:
+        outputs = [self.blob(name) for name in names]
+        self.operators.append(new_operator("Split", [blob], outputs, self.beside, axis=axis))
+        return outputs
+
+    def concat(self, inputs: Sequence[str], name: str, axis: int) -> str:
+        outputs = [self.blob(name), self.blob(name + "_sizes")]
+        self.operators.append(new_operator("Concat", inputs, outputs, self.beside, axis=axis))
+        return outputs[0]

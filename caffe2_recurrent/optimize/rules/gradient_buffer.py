@@ -1,0 +1,102 @@
+"""What a step keeps for the backward pass, in the memory that its gradient will take."""
+
+from typing import Dict, Iterable, Optional, Set
+
+from caffe2_recurrent.optimize import dataflow
+from caffe2_recurrent.optimize.loop import Loop, State
+from caffe2_recurrent.optimize.rule import Rule, Site
+from caffe2_recurrent.optimize.sizes import Sizes
+from caffe2_recurrent.wiring import Link
+
+# Position of the gates among their inputs, and of the gates' gradient among their outputs. They, and Mul, read each
+# element before they write the gradient in its place.
+GATES_OF = {"LSTMUnitGradient": (2, 2), "GRUUnitGradient": (1, 1)}
+IN_PLACE = frozenset(["LSTMUnitGradient", "GRUUnitGradient", "Mul"])
+
+
+class GradientBuffer(Rule):
+    """step: B (kept, or computed again in the backward step)
+    backward step: dB = operator(B, ..) -> slice t of the sequence's gradient
+
+    =>  step: B -> slice t of the sequence's gradient
+        backward step: reads B there, and dB takes its place
+
+    The sequence's gradient `[T, N, K]` has to be there in the end, so nothing is kept in addition, and nothing is
+    computed again. For the gates of an LSTMUnit or GRUUnit, and for the factors that take their place.
+    """
+
+    name = "gradient_buffer"
+
+    def sites(self, loop: Loop) -> Iterable[Site]:
+        for blob, of_blob in _candidates(loop).items():
+            if loop.link(blob) is None:
+                yield Site("'{}'".format(blob), (blob, of_blob))
+
+    def refusal(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
+        gradient = loop.gradient
+        assert gradient is not None
+        blob, of_blob = site.where
+        links = [link for link in gradient.backward_links if link.inner == of_blob]
+        if [link.outer for link in links] != [gradient.sequence]:
+            return "'{}' is not the gradient of the first sequence".format(of_blob)
+        position, *others = dataflow.writers(gradient.operators, of_blob)
+        if others:
+            return "'{}' is written more than once".format(of_blob)
+        reading = [index for index, operator in enumerate(gradient.operators) if blob in operator.input]
+        if max(reading) > position or (max(reading) == position and gradient.operators[position].type not in IN_PLACE):
+            return "'{}' is still read when its gradient is there".format(blob)
+        writing = dataflow.writer(loop.operators, blob)
+        if writing is None or loop.operators[writing].type == "ATen":
+            return "'{}' is written by ATen, which cannot write to a slice of an outer blob".format(blob)
+        if any(state.outer_states == gradient.sequence for state in loop.states):
+            return "the sequence's gradient holds another blob already"
+        shape = sizes.shape(loop.inputs[0])
+        if shape is None or len(shape) != 3:
+            return "the shape of the sequence '{}' is not known; give shapes".format(loop.inputs[0])
+        return None
+
+    def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
+        gradient, shape = loop.gradient, sizes.shape(loop.inputs[0])
+        assert gradient is not None and shape is not None
+        blob, _ = site.where
+        # The forward operator makes its states; one slice more than the gradient has does no harm.
+        zeros = loop.add_before("ConstantFill", [], "zeros", loop.forward, shape=[shape[-1]], value=0.0)
+        loop.add_reference(zeros)
+        loop.states.append(State(gradient.sequence, zeros))
+        loop.links.append(Link(blob, gradient.sequence, 0))
+        gradient.operators[:] = [operator for operator in gradient.operators if blob not in operator.output]
+        loop.shared[:] = [other for other in loop.shared if other != blob]
+        _remove_unread(loop)
+
+
+def _candidates(loop: Loop) -> Dict[str, str]:
+    """Blobs of the forward step and, of the same shape, their gradients or what else may take their memory."""
+    if loop.gradient is None:
+        return {}
+    found = dict(loop.overwritten)
+    for operator in loop.gradient.operators:
+        if operator.type in GATES_OF:
+            read, written = GATES_OF[operator.type]
+            found[operator.input[read]] = operator.output[written]
+    forward = {blob for operator in loop.operators for blob in operator.output}
+    return {blob: of_blob for blob, of_blob in found.items() if blob in forward}
+
+
+def _remove_unread(loop: Loop) -> None:
+    """Drop operators at the head of the backward step that computed again what is now kept."""
+    gradient = loop.gradient
+    assert gradient is not None
+    forward = {blob for operator in loop.operators for blob in operator.output}
+    linked = {link.inner for link in gradient.backward_links}
+    searching = True
+    while searching:
+        spent: Set[int] = set()
+        for position, operator in enumerate(gradient.operators):
+            if forward.issuperset(operator.output) and linked.isdisjoint(operator.output):
+                if not any(dataflow.readers(gradient.operators, blob, position) for blob in operator.output):
+                    spent.add(position)
+        gradient.operators[:] = [
+            operator for position, operator in enumerate(gradient.operators) if position not in spent
+        ]
+        searching = bool(spent)
+

@@ -1,0 +1,90 @@
+"""A factor on a sum, taken into the weights of one addend and applied to the other as it is added."""
+
+from typing import Iterable, Optional
+
+from caffe2.proto import caffe2_pb2
+
+from caffe2_recurrent.optimize import dataflow
+from caffe2_recurrent.optimize.emit import ATEN
+from caffe2_recurrent.optimize.loop import Loop
+from caffe2_recurrent.optimize.rule import Rule, Site
+from caffe2_recurrent.optimize.sizes import Sizes
+
+
+class ScaledWeights(Rule):
+    """step: Y = FCTransposed(X, Wt, b);  G = Sum(Y, A);  Z = shift + scale * G
+
+    =>  before the loop: weights scale * W and bias scale * b + shift, by columns
+        step: Y = FCTransposed(X, weights, bias);  Z = Y + scale * A
+
+    One pass over `[N, M]` less. Nothing else may read Y or G.
+    """
+
+    name = "scaled_weights"
+
+    def sites(self, loop: Loop) -> Iterable[Site]:
+        for position, operator in enumerate(loop.operators):
+            if operator.type == ATEN and _is(operator, "addcmul") and operator.input[0] not in loop.written:
+                adding = dataflow.writer(loop.operators, operator.input[1], position)
+                if adding is not None and loop.operators[adding].type == "Sum":
+                    yield Site("Sum -> '{}'".format(operator.input[1]), (adding, position))
+
+    def refusal(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
+        adding, scaling = site.where
+        total = loop.operators[scaling].input[1]
+        if not loop.references.issuperset([loop.operators[scaling].input[0], loop.operators[scaling].input[2]]):
+            return "what it is scaled with is not the same in all steps"
+        if len(loop.operators[adding].input) != 2:
+            return "it adds {} blobs".format(len(loop.operators[adding].input))
+        if dataflow.readers(loop.operators, total, adding) != [scaling] or _is_needed(loop, total):
+            return "'{}' is needed elsewhere too".format(total)
+        if _product(loop, adding) is None:
+            return "neither addend is a product with transposed weights that nothing else reads"
+        return None
+
+    def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
+        adding, scaling = site.where
+        multiplying = _product(loop, adding)
+        assert multiplying is not None
+        product, scaled = loop.operators[multiplying], loop.operators[scaling]
+        shift, _, scale = scaled.input
+        _, transposed, bias = product.input
+        weights = loop.add_before("Mul", [transposed, scale], transposed + "_scaled", product)
+        biases = loop.add_before(ATEN, [shift, bias, scale], bias + "_scaled", product, operator="addcmul")
+        for outer in (weights, biases):
+            loop.add_reference(outer)
+        (addend,) = [blob for blob in loop.operators[adding].input if blob != product.output[0]]
+        # In-place operators leave one name for product and sum.
+        own = loop.new_blob(product.output[0] + "_product")
+        product.input[1:] = [weights, biases]
+        product.output[0] = own
+        scaled.input[:] = [own, addend, scale]
+        if loop.gradient is not None:
+            loop.shared.append(own)
+        del loop.operators[adding]
+
+
+def _is(operator: caffe2_pb2.OperatorDef, kind: str) -> bool:
+    given = dataflow.argument(operator, "operator")
+    return given is not None and given.s.decode() == kind
+
+
+def _is_needed(loop: Loop, blob: str) -> bool:
+    """Whether something beside the operators of the step needs a blob of it."""
+    gradient = loop.gradient
+    in_backward = gradient is not None and any(
+        blob in operator.input or blob in operator.output for operator in gradient.operators
+    )
+    return in_backward or loop.link(blob) is not None
+
+
+def _product(loop: Loop, adding: int) -> Optional[int]:
+    """The product that the Sum at `adding` adds something to, if only the Sum reads it."""
+    for blob in loop.operators[adding].input:
+        position = dataflow.writer(loop.operators, blob, adding)
+        if position is None or loop.operators[position].type != "FCTransposed":
+            continue
+        in_place = blob in loop.operators[adding].output
+        if dataflow.readers(loop.operators, blob, position) == [adding] and (in_place or not _is_needed(loop, blob)):
+            return position
+    return None

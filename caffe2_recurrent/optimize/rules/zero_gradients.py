@@ -1,0 +1,78 @@
+"""Gradients that are zero are not added."""
+
+from typing import Iterable, List, Optional
+
+from caffe2.proto import caffe2_pb2
+
+from caffe2_recurrent.optimize import dataflow
+from caffe2_recurrent.optimize.loop import Loop
+from caffe2_recurrent.optimize.rule import Rule, Site
+from caffe2_recurrent.optimize.sizes import Sizes
+
+
+class ZeroGradients(Rule):
+    """backward step: z = ConstantFill(0);  y = operator(..);  s = Sum(z, y)    =>    s = operator(..)
+
+    With more than two addends the Sum stays, without z.
+    """
+
+    name = "zero_gradients"
+
+    def sites(self, loop: Loop) -> Iterable[Site]:
+        operators = loop.gradient.operators if loop.gradient is not None else []
+        for position, operator in enumerate(operators):
+            if operator.type == "ConstantFill" and dataflow.number(operator, "value", 0.0) == 0.0 and operator.input:
+                for reading in dataflow.readers(operators, operator.output[0], position):
+                    if operators[reading].type == "Sum":
+                        yield Site("Sum -> '{}'".format(operators[reading].output[0]), (position, reading))
+
+    def refusal(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
+        assert loop.gradient is not None
+        operators = loop.gradient.operators
+        position, adding = site.where
+        zero, total = operators[position].output[0], operators[adding].output[0]
+        if dataflow.readers(operators, zero, position) != [adding]:
+            return "'{}' is read elsewhere too".format(zero)
+        if zero != total and any(link.inner == zero for link in loop.gradient.backward_links):
+            return "'{}' is linked to an outer blob".format(zero)
+        others = [blob for blob in operators[adding].input if blob != zero]
+        if not others:
+            return "it adds nothing else"
+        if len(others) == 1 and _writer_of_total(loop, others[0], total, adding) is None:
+            return "'{}' is read or linked elsewhere too".format(others[0])
+        return None
+
+    def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
+        assert loop.gradient is not None
+        operators = loop.gradient.operators
+        position, adding = site.where
+        zero, total = operators[position].output[0], operators[adding].output[0]
+        others = [blob for blob in operators[adding].input if blob != zero]
+        spent = [position]
+        if len(others) > 1:
+            operators[adding].input[:] = others
+        else:
+            writing = _writer_of_total(loop, others[0], total, adding)
+            assert writing is not None
+            outputs = operators[writing].output
+            outputs[list(outputs).index(others[0])] = total
+            spent.append(adding)
+        operators[:] = [operator for index, operator in enumerate(operators) if index not in spent]
+
+
+def _writer_of_total(loop: Loop, addend: str, total: str, adding: int) -> Optional[int]:
+    """The operator that could write `total` in place of `addend`, which only the Sum reads."""
+    assert loop.gradient is not None
+    operators: List[caffe2_pb2.OperatorDef] = loop.gradient.operators
+    writing = dataflow.writer(operators, addend, adding)
+    if addend == total:
+        return writing
+    linked = any(link.inner == addend for link in loop.gradient.backward_links)
+    if writing is None or linked or addend in operators[writing].input:
+        return None
+    if dataflow.readers(operators, addend, writing) != [adding]:
+        return None
+    between = operators[writing + 1 : adding]
+    if any(total in operator.input or total in operator.output for operator in between if operator.type != "ConstantFill"):
+        return None
+    return None if operators[writing].type == "ATen" else writing
