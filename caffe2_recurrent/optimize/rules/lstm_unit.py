@@ -149,7 +149,7 @@ class LSTMUnits(Rule):
             loop.overwritten[unit.gates] = gradient.of_gates
         else:
             loop.overwritten[factors.gates] = gradient.of_gates
-        _emit_backward(emitter, gradient, factors, mask, drop)
+        _emit_backward(emitter, gradient, factors, constants, mask, drop)
         loop.gradient.operators[backward : backward + 1] = emitter.operators
 
 
@@ -223,10 +223,10 @@ def _emit_states(
 def _emit_factors(emitter: Emitter, unit: Unit, opened: Opened, bounded: str, constants: Constants) -> Factors:
     # The slopes of the sigmoids are 1/4 of 1 - squashed^2, that of tanh is the whole. With 4 i in the place of i all
     # four factors come four times as large, and the backward step divides once by four, where there is least to divide.
-    slopes = emitter.aten("addcmul", [constants.one, opened.squashed, opened.squashed], "slopes", value=-1.0)
     others = emitter.concat([opened.candidate, unit.cell_prev, bounded, opened.input], "others", FEATURES)
-    of_gates = emitter.new("Mul", [others, slopes], "gate_factors")
-    of_cell = emitter.aten("tanh_backward", [opened.output, bounded], "cell_factor")
+    # TanhGradient(Y, X) is X (1 - Y^2).
+    of_gates = emitter.new("TanhGradient", [opened.squashed, others], "gate_factors")
+    of_cell = emitter.new("TanhGradient", [bounded, opened.output], "cell_factor")
     return Factors(of_gates, of_cell, opened.forget)
 
 
@@ -240,7 +240,7 @@ def _mix(emitter: Emitter, mask: str, drop: bool, new: str, old: str, target: st
 
 
 def _emit_backward(
-    emitter: Emitter, gradient: UnitGradient, factors: Factors, mask: Optional[str], drop: bool
+    emitter: Emitter, gradient: UnitGradient, factors: Factors, constants: Constants, mask: Optional[str], drop: bool
 ) -> None:
     of_hidden, of_cell = gradient.of_hidden, gradient.of_cell
     if mask is not None:
@@ -249,7 +249,7 @@ def _emit_backward(
     # A quarter of each, since the factors come four times as large.
     of_hidden_quarter = emitter.new("Scale", [of_hidden], "hidden_quarter", scale=0.25)
     through_hidden = emitter.new("Mul", [of_hidden_quarter, factors.cell], "through_hidden")
-    total = emitter.aten("add", [through_hidden, of_cell], "cell_quarter", alpha=0.25)
+    total = emitter.new("WeightedSum", [of_cell, constants.share, through_hidden, constants.one], "cell_quarter")
     joined = emitter.concat([total, total, of_hidden_quarter, total], "joined", FEATURES)
     emitter.add("Mul", [factors.gates, joined], gradient.of_gates)
     if mask is None or drop:
