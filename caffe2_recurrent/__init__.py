@@ -26,6 +26,7 @@ else:
     from caffe2_recurrent.gru import GRU
     from caffe2_recurrent.lstm import LSTM, MILSTM
     from caffe2_recurrent.recurrent import recurrent_net
+    from caffe2_recurrent.rewriting import optimize
     from caffe2_recurrent.weights import GetLSTMParamNames, InitFromLSTMParams
 
     __all__ = [
@@ -42,6 +43,7 @@ else:
         "check_gradients",
         "get_external_blob_names",
         "install",
+        "optimize",
         "recurrent_net",
         "retrieve_step_blobs",
         "set_rnn_executor_config",

@@ -1,15 +1,15 @@
 """What a rewriting rule is: a docstring that states before and after, then match, check, rewrite.
 
-A rule looks at one loop at a time. `sites` are the places that it is about, `refusal` says why one of them has to
-stay as it is, `rewrite` changes the loop. The pass asks for sites anew after each rewrite, so a rule may change
-whatever it likes; what it has refused once it is not asked about again.
+A rule looks at one loop at a time. `sites` are the places that it is about, `refusal` says why one of them cannot be
+rewritten, `loss` why it had better not be, `rewrite` changes the loop. The pass asks for sites anew after each rewrite,
+so a rule may change whatever it likes; what it has refused once it is not asked about again.
 """
 
 import abc
 from typing import Any, Iterable, NamedTuple, Optional
 
-from caffe2_recurrent.optimize.loop import Loop
-from caffe2_recurrent.optimize.sizes import Sizes
+from caffe2_recurrent.rewriting.loop import Loop
+from caffe2_recurrent.rewriting.sizes import Sizes
 
 
 class Site(NamedTuple):
@@ -30,7 +30,11 @@ class Rule(abc.ABC):
 
     @abc.abstractmethod
     def refusal(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
-        """Why this place stays as it is; None if it can be rewritten."""
+        """Why this place cannot be rewritten; None if it can."""
+
+    def loss(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
+        """Why rewriting this place, which could be done, would not make the loop faster; None if it would."""
+        return None
 
     @abc.abstractmethod
     def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:

@@ -4,11 +4,11 @@ from typing import Iterable, Optional
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.optimize import dataflow
-from caffe2_recurrent.optimize.emit import ATEN
-from caffe2_recurrent.optimize.loop import Loop
-from caffe2_recurrent.optimize.rule import Rule, Site
-from caffe2_recurrent.optimize.sizes import Sizes
+from caffe2_recurrent.rewriting import dataflow
+from caffe2_recurrent.rewriting.emit import ATEN
+from caffe2_recurrent.rewriting.loop import Loop
+from caffe2_recurrent.rewriting.rule import Rule, Site
+from caffe2_recurrent.rewriting.sizes import Sizes
 
 
 class ScaledWeights(Rule):

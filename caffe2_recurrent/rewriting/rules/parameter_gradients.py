@@ -4,12 +4,12 @@ from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple, Union
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.optimize import dataflow
-from caffe2_recurrent.optimize.loop import Gradient, Loop, Parameter, new_operator
-from caffe2_recurrent.optimize.over_steps import OverSteps, of_forward, of_gradient
-from caffe2_recurrent.optimize.rows import FEATURES, with_rows
-from caffe2_recurrent.optimize.rule import Rule, Site
-from caffe2_recurrent.optimize.sizes import Sizes
+from caffe2_recurrent.rewriting import dataflow
+from caffe2_recurrent.rewriting.loop import Gradient, Loop, Parameter, new_operator
+from caffe2_recurrent.rewriting.over_steps import OverSteps, of_forward, of_gradient
+from caffe2_recurrent.rewriting.rows import FEATURES, with_rows
+from caffe2_recurrent.rewriting.rule import Rule, Site
+from caffe2_recurrent.rewriting.sizes import Sizes
 
 FC_GRADIENT, ELEMENTWISE_LINEAR_GRADIENT = "FCGradient", "ElementwiseLinearGradient"
 
@@ -98,10 +98,8 @@ def _groups(loop: Loop) -> List[Tuple[int, ...]]:
     for position, operator in enumerate(gradient.operators):
         if operator.type not in (FC_GRADIENT, ELEMENTWISE_LINEAR_GRADIENT):
             continue
-        own = {_destination(gradient, share) for share in _shares(operator)} - {None}
+        own = [_destination(gradient, share) for share in _shares(operator)]
         own_parameters = {destination[0] for destination in own if destination is not None}
-        if not own_parameters and not _shares(operator):
-            continue
         meeting = [index for index, other in enumerate(destinations) if own_parameters & other]
         joined = sorted([position, *(member for index in meeting for member in groups[index])])
         parameters = own_parameters.union(*(destinations[index] for index in meeting))

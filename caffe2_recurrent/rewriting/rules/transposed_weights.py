@@ -4,10 +4,10 @@ from typing import Iterable, List, Optional
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.optimize import dataflow
-from caffe2_recurrent.optimize.loop import Loop
-from caffe2_recurrent.optimize.rule import Rule, Site
-from caffe2_recurrent.optimize.sizes import Sizes
+from caffe2_recurrent.rewriting import dataflow
+from caffe2_recurrent.rewriting.loop import Loop
+from caffe2_recurrent.rewriting.rule import Rule, Site
+from caffe2_recurrent.rewriting.sizes import Sizes
 
 # The transposition costs about as much as it gains in three or four steps.
 FEWEST_STEPS = 8
@@ -37,6 +37,9 @@ class TransposedWeights(Rule):
         shape = sizes.shape(weights)
         if shape is not None and len(shape) != 2:
             return "its weights '{}' have {} dimensions".format(weights, len(shape))
+        return None
+
+    def loss(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
         steps = sizes.steps(loop)
         if steps is not None and steps < FEWEST_STEPS:
             return "with {} steps it costs more than it gains".format(steps)

@@ -63,5 +63,3 @@ class Report:
 
 def _number(count: int, what: str) -> str:
     return "{} {}{}".format(count or "no", what, "" if count == 1 else "s")
-
-

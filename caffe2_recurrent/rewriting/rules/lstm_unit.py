@@ -3,7 +3,8 @@
 One `tanh` over all gates does for the sigmoids as well, sigmoid(z) = 0.5 + 0.5 tanh(z / 2), and all that the backward
 step needs to know of a step is three factors, computed in the forward step while everything is in the cache:
 
-    z_i, z_f, z_o, z_g = split(gates),   i = sigmoid(z_i),  f = sigmoid(z_f + forget_bias),  o = sigmoid(z_o),  g = tanh(z_g)
+    z_i, z_f, z_o, z_g = split(gates)
+    i = sigmoid(z_i),  f = sigmoid(z_f + forget_bias),  o = sigmoid(z_o),  g = tanh(z_g)
     c = f c_prev + i g,   h = o tanh(c)
 
     dc  = dc_of_next + dh * (o (1 - tanh(c)^2))
@@ -15,12 +16,12 @@ from typing import Iterable, NamedTuple, Optional
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.optimize import dataflow
-from caffe2_recurrent.optimize.emit import Emitter, aten_is_missing
-from caffe2_recurrent.optimize.loop import Loop
-from caffe2_recurrent.optimize.masks import step_mask
-from caffe2_recurrent.optimize.rule import Rule, Site
-from caffe2_recurrent.optimize.sizes import Sizes
+from caffe2_recurrent.rewriting import dataflow
+from caffe2_recurrent.rewriting.emit import Emitter, aten_is_missing
+from caffe2_recurrent.rewriting.loop import Loop
+from caffe2_recurrent.rewriting.masks import step_mask
+from caffe2_recurrent.rewriting.rule import Rule, Site
+from caffe2_recurrent.rewriting.sizes import Sizes
 
 UNIT, UNIT_GRADIENT = "LSTMUnit", "LSTMUnitGradient"
 FEATURES = 2
@@ -62,14 +63,16 @@ class Factors(NamedTuple):
 
 
 class Constants(NamedTuple):
-    """Outer blobs: `[4 D]` before and after the tanh, `[1]` else; `share` is 1 / 4 where two gates come four times."""
+    """Outer blobs: `[4 D]` before and after the tanh, `[1]` else; `share` is 1, or 1 / 4 where two gates
+    come four times."""
 
     scale: str
     shift: str
     opening: str
     middle: str
     one: str
-    share: Optional[str]
+    share: str
+    is_whole: bool
 
 
 class Opened(NamedTuple):
@@ -106,9 +109,14 @@ class LSTMUnits(Rule):
         unit = _unit(operator)
         if loop.gradient is not None and dataflow.writers(loop.gradient.operators, unit.cell):
             return "the backward step computes '{}' again".format(unit.cell)
-        size, batch = sizes.state_size(loop, unit.cell_prev), sizes.batch(loop)
-        if size is None:
+        if sizes.state_size(loop, unit.cell_prev) is None:
             return "the size of the state '{}' is not known; give shapes".format(unit.cell_prev)
+        return None
+
+    def loss(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
+        unit = _unit(loop.operators[site.where])
+        size, batch = sizes.state_size(loop, unit.cell_prev), sizes.batch(loop)
+        assert size is not None
         if size < FEWEST_ELEMENTS and batch is None:
             return "the batch size is not known, and LSTMUnit is faster for a small one; give shapes"
         if size * (batch or 1) < FEWEST_ELEMENTS:
@@ -189,7 +197,8 @@ def _constants(loop: Loop, beside: caffe2_pb2.OperatorDef, size: int, times: flo
         opening=columns("lstm_opening", times / 2, times / 2, 0.5, 1.0),
         middle=columns("lstm_middle", times / 2, times / 2, 0.5, 0.0),
         one=single("lstm_one", 1.0),
-        share=None if times == 1.0 else single("lstm_share", 1 / times),
+        share=single("lstm_share", 1 / times),
+        is_whole=times == 1.0,
     )
 
 
@@ -207,7 +216,7 @@ def _emit_states(
     kept = emitter.new("Mul", [opened.forget, unit.cell_prev], "kept")
     added = emitter.new("Mul", [opened.input, opened.candidate], "added")
     cell = unit.cell if mask is None else emitter.blob("new")
-    if constants.share is None:
+    if constants.is_whole:
         emitter.add("Sum", [kept, added], cell)
     else:
         emitter.add("WeightedSum", [kept, constants.share, added, constants.share], cell)

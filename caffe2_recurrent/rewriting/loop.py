@@ -16,7 +16,7 @@ from caffe2.python import utils as caffe2_utils
 from google.protobuf import text_format
 
 from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR, POSITIONS
-from caffe2_recurrent.optimize import dataflow
+from caffe2_recurrent.rewriting import dataflow
 from caffe2_recurrent.wiring import Alias, Link, alias_arguments, link_arguments
 
 STEP_WORKSPACES = "step_workspaces"
@@ -78,8 +78,8 @@ class Loop:
     """One loop of a net.
 
     `operators` are those of the step, `gradient.operators` those of the backward step. `before`, `before_gradient` and
-    `after_gradient` are operators of the outer net that run once, around the two. `overwritten` maps blobs of the step to
-    backward blobs of the same shape that may take their memory.
+    `after_gradient` are operators of the outer net that run once, around the two. `overwritten` maps blobs of the step
+    to backward blobs of the same shape that may take their memory.
     """
 
     name: str
@@ -236,15 +236,15 @@ def read_loops(net: caffe2_pb2.NetDef) -> Dict[int, Loop]:
     }
 
 
-def _read(
-    operator: caffe2_pb2.OperatorDef, gradient_operator: Optional[caffe2_pb2.OperatorDef], names: Names
-) -> Loop:
+def _read(operator: caffe2_pb2.OperatorDef, gradient_operator: Optional[caffe2_pb2.OperatorDef], names: Names) -> Loop:
     forward = caffe2_pb2.OperatorDef()
     forward.CopyFrom(operator)
     net = _step(forward, "step_net")
     states = [
         State(outer, operator.input[position])
-        for outer, position in zip(_strings(forward, "recurrent_states"), _integers(forward, "initial_recurrent_state_ids"))
+        for outer, position in zip(
+            _strings(forward, "recurrent_states"), _integers(forward, "initial_recurrent_state_ids")
+        )
     ]
     timestep = dataflow.argument(forward, "timestep")
     outputs = list(operator.output)

@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterable, Mapping, Optional, Tuple
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core, workspace
 
-from caffe2_recurrent.optimize.loop import Loop
+from caffe2_recurrent.rewriting.loop import Loop
 from caffe2_recurrent.problems import Problems, given
 
 Shape = Tuple[int, ...]
@@ -37,7 +37,9 @@ class Sizes:
     def state_size(self, loop: Loop, inner: str) -> Optional[int]:
         """D of the state that the step-net blob `inner` is linked to, if it is known."""
         link = loop.link(inner)
-        initial = next((state.outer_initial for state in loop.states if link and state.outer_states == link.outer), None)
+        initial = next(
+            (state.outer_initial for state in loop.states if link and state.outer_states == link.outer), None
+        )
         shape = self.shape(initial) if initial is not None else None
         return shape[-1] if shape else None
 

@@ -4,10 +4,10 @@ from typing import Iterable, List, Optional
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.optimize import dataflow
-from caffe2_recurrent.optimize.loop import Loop
-from caffe2_recurrent.optimize.rule import Rule, Site
-from caffe2_recurrent.optimize.sizes import Sizes
+from caffe2_recurrent.rewriting import dataflow
+from caffe2_recurrent.rewriting.loop import Loop
+from caffe2_recurrent.rewriting.rule import Rule, Site
+from caffe2_recurrent.rewriting.sizes import Sizes
 
 
 class ZeroGradients(Rule):
@@ -73,6 +73,8 @@ def _writer_of_total(loop: Loop, addend: str, total: str, adding: int) -> Option
     if dataflow.readers(operators, addend, writing) != [adding]:
         return None
     between = operators[writing + 1 : adding]
-    if any(total in operator.input or total in operator.output for operator in between if operator.type != "ConstantFill"):
+    if any(
+        total in operator.input or total in operator.output for operator in between if operator.type != "ConstantFill"
+    ):
         return None
     return None if operators[writing].type == "ATen" else writing

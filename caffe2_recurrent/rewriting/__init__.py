@@ -11,12 +11,12 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 from caffe2.python.model_helper import ModelHelper
 
-from caffe2_recurrent.arguments import Blob
-from caffe2_recurrent.optimize.passes import rewritten
-from caffe2_recurrent.optimize.report import Refusal, Report, Rewrite
-from caffe2_recurrent.optimize.rule import Rule
-from caffe2_recurrent.optimize.rules import RULES
-from caffe2_recurrent.optimize.sizes import find_sizes, read_shapes
+from caffe2_recurrent.arguments import Blob, read_flag
+from caffe2_recurrent.rewriting.passes import rewritten
+from caffe2_recurrent.rewriting.report import Refusal, Report, Rewrite
+from caffe2_recurrent.rewriting.rule import Rule
+from caffe2_recurrent.rewriting.rules import RULES
+from caffe2_recurrent.rewriting.sizes import find_sizes, read_shapes
 from caffe2_recurrent.problems import Problems, given, names
 
 __all__ = ["Refusal", "Report", "Rewrite", "optimize"]
@@ -27,6 +27,7 @@ def optimize(
     rules: Optional[Iterable[str]] = None,
     shapes: Optional[Mapping[Blob, Sequence[int]]] = None,
     dry_run: bool = False,
+    even_if_slower: bool = False,
 ) -> Report:
     """Rewrite the loops of a finished net, in place, so that they run faster.
 
@@ -40,6 +41,7 @@ def optimize(
         shapes: dimensions of the net's inputs, like `{'x': (20, 128, 40)}`. Some rules pay only from some size on.
             What is not given is taken from the blobs in the workspace, and inferred from there.
         dry_run: change nothing, and report what would be done.
+        even_if_slower: apply rules also where they would cost more than they gain, as for very small sizes.
 
     Returns:
         A `Report`: `counts` by rule, `rewrites`, `refusals` with their reasons. `print` it.
@@ -50,13 +52,13 @@ def optimize(
     problems = Problems("optimize")
     net = _net(model_or_net, problems)
     known_shapes = read_shapes(shapes, problems)
-    if not isinstance(dry_run, bool):
-        problems.add("dry_run must be True or False; got {}", given(dry_run))
+    dry_run = read_flag("dry_run", dry_run, problems)
+    even_if_slower = read_flag("even_if_slower", even_if_slower, problems)
     chosen = _chosen(rules, problems)
     problems.raise_if_any(TypeError)
     assert net is not None
     proto = net.Proto() if isinstance(net, core.Net) else net
-    operators, report = rewritten(proto, chosen, find_sizes(proto, known_shapes), dry_run)
+    operators, report = rewritten(proto, chosen, find_sizes(proto, known_shapes), even_if_slower, dry_run)
     if report.total and not dry_run:
         _replace_operators(net, operators)
     return report

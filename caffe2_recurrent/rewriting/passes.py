@@ -1,20 +1,20 @@
 """The pass: every rule over every loop of a net, and the net changed at once at the end."""
 
-from typing import Dict, List, Sequence, Set, Tuple
+from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR
-from caffe2_recurrent.optimize.loop import Loop, read_loops
-from caffe2_recurrent.optimize.report import Refusal, Report, Rewrite
-from caffe2_recurrent.optimize.rule import Rule
-from caffe2_recurrent.optimize.sizes import Sizes
+from caffe2_recurrent.rewriting.loop import Loop, read_loops
+from caffe2_recurrent.rewriting.report import Refusal, Report, Rewrite
+from caffe2_recurrent.rewriting.rule import Rule
+from caffe2_recurrent.rewriting.sizes import Sizes
 
 Operators = List[caffe2_pb2.OperatorDef]
 
 
 def rewritten(
-    net: caffe2_pb2.NetDef, rules: Sequence[Rule], sizes: Sizes, dry_run: bool
+    net: caffe2_pb2.NetDef, rules: Sequence[Rule], sizes: Sizes, even_if_slower: bool, dry_run: bool
 ) -> Tuple[Operators, Report]:
     """The operators that `net` has with its loops rewritten, and what was done. `net` is left as it is."""
     loops = read_loops(net)
@@ -28,23 +28,25 @@ def rewritten(
             continue
         before = len(rewrites)
         for rule in rules:
-            _apply(rule, loop, sizes, rewrites, refusals)
+            _apply(rule, loop, sizes, even_if_slower, rewrites, refusals)
         if len(rewrites) > before:
             changed[loop.outputs[-1]] = loop
     operators: Operators = []
     for operator in net.op:
         workspaces = {OPERATOR: operator.output[-1:], GRADIENT_OPERATOR: operator.input[-1:]}.get(operator.type, [])
-        loop = changed.get(workspaces[0]) if workspaces else None
-        if loop is None:
+        found = changed.get(workspaces[0]) if workspaces else None
+        if found is None:
             operators.append(operator)
         else:
-            operators += loop.around_forward() if operator.type == OPERATOR else loop.around_gradient()
+            operators += found.around_forward() if operator.type == OPERATOR else found.around_gradient()
     names = tuple(loop.name for loop in loops.values())
     report = Report(names, tuple(rule.name for rule in rules), tuple(rewrites), tuple(refusals), dry_run)
     return operators, report
 
 
-def _apply(rule: Rule, loop: Loop, sizes: Sizes, rewrites: List[Rewrite], refusals: List[Refusal]) -> None:
+def _apply(
+    rule: Rule, loop: Loop, sizes: Sizes, even_if_slower: bool, rewrites: List[Rewrite], refusals: List[Refusal]
+) -> None:
     refused: Set[str] = set()
     looking = True
     while looking:
@@ -53,6 +55,8 @@ def _apply(rule: Rule, loop: Loop, sizes: Sizes, rewrites: List[Rewrite], refusa
             if site.what in refused:
                 continue
             reason = rule.refusal(loop, site, sizes)
+            if reason is None and not even_if_slower:
+                reason = rule.loss(loop, site, sizes)
             if reason is None:
                 rule.rewrite(loop, site, sizes)
                 rewrites.append(Rewrite(rule.name, loop.name, site.what))
@@ -62,7 +66,7 @@ def _apply(rule: Rule, loop: Loop, sizes: Sizes, rewrites: List[Rewrite], refusa
             refusals.append(Refusal(rule.name, loop.name, site.what, reason))
 
 
-def _out_of_reach(loop: Loop) -> "str | None":
+def _out_of_reach(loop: Loop) -> Optional[str]:
     if loop.forward.device_option.device_type != caffe2_pb2.DeviceOption().device_type:
         return "it does not run on a CPU, and the rules are made for CPUs"
     if any(window != 1 for given in loop.forward.arg if given.name == "link_window" for window in given.ints):

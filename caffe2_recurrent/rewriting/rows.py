@@ -7,8 +7,8 @@ from typing import List, Set
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.optimize import dataflow
-from caffe2_recurrent.optimize.loop import Loop
+from caffe2_recurrent.rewriting import dataflow
+from caffe2_recurrent.rewriting.loop import Loop
 
 FEATURES = 2
 # Each element from the elements in its place.

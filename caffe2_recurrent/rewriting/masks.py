@@ -1,14 +1,14 @@
 """Which sequences have not ended yet, for all steps at once."""
 
-from caffe2_recurrent.optimize.loop import Loop
+from caffe2_recurrent.rewriting.loop import Loop
 from caffe2_recurrent.wiring import Link
 
 
 def step_mask(loop: Loop, lengths: str) -> str:
     """A step-net blob `[1, N, 1]`, 1 where step t is inside the sequence and 0 past its end; `lengths` is int32 `[N]`.
 
-        before the loop: mask [T, N, 1] = t < lengths[n], from the shape of the first sequence
-        step: its slice t
+    before the loop: mask [T, N, 1] = t < lengths[n], from the shape of the first sequence
+    step: its slice t
     """
     key = ("mask", lengths)
     if key not in loop.made:
