@@ -12,12 +12,12 @@ from caffe2.python import core
 from caffe2.python.model_helper import ModelHelper
 
 from caffe2_recurrent.arguments import Blob, read_flag
+from caffe2_recurrent.problems import Problems, given, names
 from caffe2_recurrent.rewriting.passes import rewritten
 from caffe2_recurrent.rewriting.report import Refusal, Report, Rewrite
 from caffe2_recurrent.rewriting.rule import Rule
 from caffe2_recurrent.rewriting.rules import RULES
 from caffe2_recurrent.rewriting.sizes import find_sizes, read_shapes
-from caffe2_recurrent.problems import Problems, given, names
 
 __all__ = ["Refusal", "Report", "Rewrite", "optimize"]
 

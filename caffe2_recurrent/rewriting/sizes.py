@@ -9,8 +9,8 @@ from typing import Any, Dict, Iterable, Mapping, Optional, Tuple
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core, workspace
 
-from caffe2_recurrent.rewriting.loop import Loop
 from caffe2_recurrent.problems import Problems, given
+from caffe2_recurrent.rewriting.loop import Loop
 
 Shape = Tuple[int, ...]
 
