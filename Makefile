@@ -2,7 +2,7 @@
 #     make test PYTEST_ARGS='-k lstm'        make demo DEMO_ARGS='--help'        make setup PYTHON=python3.8
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test conformance lint format clean distclean
+.PHONY: help setup demo test conformance bench lint format clean distclean
 
 # A Python named on the command line or in the environment reaches scripts/setup.
 export PYTHON
@@ -11,6 +11,7 @@ bin := .venv/bin
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 CONFORMANCE_ARGS ?=
+BENCH_ARGS ?=
 
 help: ## say what there is
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -26,6 +27,9 @@ test: lint ## lint, check types, run all tests with coverage
 
 conformance: setup ## run Caffe2's own tests of recurrent nets with its builder and with ours
 	$(bin)/python conformance/run.py $(CONFORMANCE_ARGS)
+
+bench: setup ## time all against Caffe2 and PyTorch (a quarter of an hour); writes benchmarks/RESULTS.md
+	$(bin)/python benchmarks/bench.py $(BENCH_ARGS)
 
 lint: setup ## ruff and mypy
 	$(bin)/ruff check .

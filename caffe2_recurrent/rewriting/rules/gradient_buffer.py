@@ -11,6 +11,8 @@ from caffe2_recurrent.wiring import Link
 # Position of the gates among their inputs, and of the gates' gradient among their outputs. They, and Mul, read each
 # element before they write the gradient in its place.
 GATES_OF = {"LSTMUnitGradient": (2, 2), "GRUUnitGradient": (1, 1)}
+# A step keeps fewer elements than this in less time than it takes to link them.
+FEWEST_ELEMENTS = 4096
 IN_PLACE = frozenset(["LSTMUnitGradient", "GRUUnitGradient", "Mul"])
 
 
@@ -53,6 +55,13 @@ class GradientBuffer(Rule):
         shape = sizes.shape(loop.inputs[0])
         if shape is None or len(shape) != 3:
             return "the shape of the sequence '{}' is not known; give shapes".format(loop.inputs[0])
+        return None
+
+    def loss(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
+        shape, (blob, _) = sizes.shape(loop.inputs[0]), site.where
+        assert shape is not None
+        if blob not in loop.shared and shape[1] * shape[2] < FEWEST_ELEMENTS:
+            return "for {} elements in a step the link costs more than it gains".format(shape[1] * shape[2])
         return None
 
     def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:

@@ -140,11 +140,10 @@ class LSTMUnits(Rule):
         bounded = _emit_states(emitter, unit, opened, constants, mask, drop)
         factors = _emit_factors(emitter, unit, opened, bounded, constants) if keep_factors else None
         loop.operators[site.where : site.where + 1] = emitter.operators
+        # What the backward step does not read is not kept in each step, and stays in the cache from step to step.
+        loop.shared += [blob for blob in emitter.made if factors is None or blob not in factors]
         if backward is None:
             return
-        # What the backward step does not read is not kept in each step.
-        loop.shared += [blob for blob in emitter.made if factors is None or blob not in factors]
-
         assert loop.gradient is not None
         original = loop.gradient.operators[backward]
         emitter = Emitter(loop, original, unit.cell + "_grad")

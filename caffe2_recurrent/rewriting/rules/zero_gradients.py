@@ -13,7 +13,8 @@ from caffe2_recurrent.rewriting.sizes import Sizes
 class ZeroGradients(Rule):
     """backward step: z = ConstantFill(0);  y = operator(..);  s = Sum(z, y)    =>    s = operator(..)
 
-    With more than two addends the Sum stays, without z.
+    With more than two addends the Sum stays, without z. The gradient that LSTMUnitGradient gives to the hidden state
+    before is z too, where all sequences are T long: it writes it to a blob that nobody reads.
     """
 
     name = "zero_gradients"
@@ -21,7 +22,7 @@ class ZeroGradients(Rule):
     def sites(self, loop: Loop) -> Iterable[Site]:
         operators = loop.gradient.operators if loop.gradient is not None else []
         for position, operator in enumerate(operators):
-            if operator.type == "ConstantFill" and dataflow.number(operator, "value", 0.0) == 0.0 and operator.input:
+            if _is_zero(operator):
                 for reading in dataflow.readers(operators, operator.output[0], position):
                     if operators[reading].type == "Sum":
                         yield Site("Sum -> '{}'".format(operators[reading].output[0]), (position, reading))
@@ -48,7 +49,12 @@ class ZeroGradients(Rule):
         position, adding = site.where
         zero, total = operators[position].output[0], operators[adding].output[0]
         others = [blob for blob in operators[adding].input if blob != zero]
-        spent = [position]
+        spent = []
+        if operators[position].type == "ConstantFill":
+            spent.append(position)
+        else:
+            unread = loop.new_blob(zero + "_zero")
+            operators[position].output[0] = unread
         if len(others) > 1:
             operators[adding].input[:] = others
         else:
@@ -58,6 +64,13 @@ class ZeroGradients(Rule):
             outputs[list(outputs).index(others[0])] = total
             spent.append(adding)
         operators[:] = [operator for index, operator in enumerate(operators) if index not in spent]
+
+
+def _is_zero(operator: caffe2_pb2.OperatorDef) -> bool:
+    """Whether the first output is nothing but zeros."""
+    if operator.type == "LSTMUnitGradient":
+        return not dataflow.integer(operator, "sequence_lengths", 1)
+    return operator.type == "ConstantFill" and dataflow.number(operator, "value", 0.0) == 0.0 and bool(operator.input)
 
 
 def _writer_of_total(loop: Loop, addend: str, total: str, adding: int) -> Optional[int]:
