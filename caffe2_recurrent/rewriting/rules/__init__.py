@@ -1,5 +1,6 @@
 """The rules, in the order in which they follow each other."""
 
+from caffe2_recurrent.rewriting.rules.executor_threads import ExecutorThreads
 from caffe2_recurrent.rewriting.rules.forward_links import ForwardLinks
 from caffe2_recurrent.rewriting.rules.gradient_buffer import GradientBuffer
 from caffe2_recurrent.rewriting.rules.lstm_unit import LSTMUnits
@@ -16,4 +17,5 @@ RULES = (
     ZeroGradients(),
     GradientBuffer(),
     ForwardLinks(),
+    ExecutorThreads(),
 )
