@@ -55,8 +55,8 @@ def make_gradient(
             # Nothing in the step has a gradient: it stops here, as at any such operator.
             return [], [None] * len(operator.input)
         raise ValueError(
-            "a gradient reaches {}, outputs of a RecurrentNetwork that was built with forward_only=True; "
-            "build it without, or put StopGradient after it".format(
+            "a gradient reaches {}, outputs of a RecurrentNetwork without a backward step; build it without "
+            "forward_only, optimize it after AddGradientOperators, or put StopGradient after it".format(
                 names(_arrived(operator, output_gradients).values())
             )
         )

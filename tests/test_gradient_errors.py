@@ -257,8 +257,8 @@ def nested(innermost_outputs):
         ),
         (
             {"forward_only": True},
-            "a gradient reaches 'b_t_last', outputs of a RecurrentNetwork that was built with forward_only=True; "
-            "build it without, or put StopGradient after it",
+            "a gradient reaches 'b_t_last', outputs of a RecurrentNetwork without a backward step; build it without "
+            "forward_only, optimize it after AddGradientOperators, or put StopGradient after it",
         ),
     ],
     ids=["listed", "none", "forward_only"],
@@ -473,8 +473,8 @@ def test_gradient_of_a_forward_only_loop():
     loop = Loop()
     outputs = loop.call(forward_only=True)
     assert gradients_refused(loop, list(outputs)) == (
-        "a gradient reaches 'h_t_all', 'h_t_last', outputs of a RecurrentNetwork that was built with "
-        "forward_only=True; build it without, or put StopGradient after it"
+        "a gradient reaches 'h_t_all', 'h_t_last', outputs of a RecurrentNetwork without a backward step; "
+        "build it without forward_only, optimize it after AddGradientOperators, or put StopGradient after it"
     )
     stopped = loop.net.StopGradient(outputs[0], outputs[0])
     loop.net.AddGradientOperators([loop.net.Tanh(stopped, "after")])

@@ -58,7 +58,9 @@ def optimize(
     problems.raise_if_any(TypeError)
     assert net is not None
     proto = net.Proto() if isinstance(net, core.Net) else net
-    operators, report = rewritten(proto, chosen, find_sizes(proto, known_shapes), even_if_slower, dry_run)
+    init_net = model_or_net.param_init_net.Proto() if isinstance(model_or_net, ModelHelper) else None
+    sizes = find_sizes(proto, init_net, known_shapes)
+    operators, report = rewritten(proto, chosen, sizes, even_if_slower, dry_run)
     if report.total and not dry_run:
         _replace_operators(net, operators)
     return report

@@ -56,3 +56,13 @@ def integer(operator: caffe2_pb2.OperatorDef, name: str, default: int) -> int:
 def number(operator: caffe2_pb2.OperatorDef, name: str, default: float) -> float:
     found = argument(operator, name)
     return default if found is None else float(found.f)
+
+
+def strings(operator: caffe2_pb2.OperatorDef, name: str) -> List[str]:
+    found = argument(operator, name)
+    return [] if found is None else [value.decode() for value in found.strings]
+
+
+def integers(operator: caffe2_pb2.OperatorDef, name: str) -> List[int]:
+    found = argument(operator, name)
+    return [] if found is None else list(found.ints)

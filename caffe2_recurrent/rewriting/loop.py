@@ -15,11 +15,19 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import utils as caffe2_utils
 from google.protobuf import text_format
 
-from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR, POSITIONS
+from caffe2_recurrent.gradient_maker import (
+    GRADIENT_OPERATOR,
+    OPERATOR,
+    POSITIONS,
+    PYTHON_POSITIONS,
+    SEQUENCE_GRADIENTS,
+)
 from caffe2_recurrent.rewriting import dataflow
 from caffe2_recurrent.wiring import Alias, Link, alias_arguments, link_arguments
 
 STEP_WORKSPACES = "step_workspaces"
+INITIAL = "initial_recurrent_state_ids"
+BACKWARD = ("backward_step_net", POSITIONS, PYTHON_POSITIONS, SEQUENCE_GRADIENTS)
 
 
 class Parameter(NamedTuple):
@@ -176,13 +184,18 @@ class Loop:
             changed,
             {
                 "recurrent_states": [state.outer_states for state in self.states],
-                "initial_recurrent_state_ids": [position[state.outer_initial] for state in self.states],
+                INITIAL: [position[state.outer_initial] for state in self.states],
                 "recompute_blobs_on_backward": self.shared,
             },
         )
         _set_step(changed, "step_net", self.net, self.operators)
         if self.gradient is not None:
             _set_step(changed, "backward_step_net", self.gradient.net, self.gradient.operators)
+        else:
+            # It would fit the step as it was. Without it the engine makes no gradient, rather than a wrong one.
+            kept = [given for given in changed.arg if given.name not in BACKWARD]
+            del changed.arg[:]
+            changed.arg.extend(kept)
         return [*self.before, changed]
 
     def around_gradient(self) -> List[caffe2_pb2.OperatorDef]:
@@ -242,16 +255,16 @@ def _read(operator: caffe2_pb2.OperatorDef, gradient_operator: Optional[caffe2_p
     net = _step(forward, "step_net")
     states = [
         State(outer, operator.input[position])
-        for outer, position in zip(
-            _strings(forward, "recurrent_states"), _integers(forward, "initial_recurrent_state_ids")
-        )
+        for outer, position in zip(dataflow.strings(forward, "recurrent_states"), dataflow.integers(forward, INITIAL))
     ]
     timestep = dataflow.argument(forward, "timestep")
     outputs = list(operator.output)
     aliases = [
         Alias(*parts)
         for parts in zip(
-            _strings(forward, "alias_src"), _strings(forward, "alias_dst"), _integers(forward, "alias_offset")
+            dataflow.strings(forward, "alias_src"),
+            dataflow.strings(forward, "alias_dst"),
+            dataflow.integers(forward, "alias_offset"),
         )
     ]
     return Loop(
@@ -265,7 +278,7 @@ def _read(operator: caffe2_pb2.OperatorDef, gradient_operator: Optional[caffe2_p
         links=_links(forward, "link"),
         aliases=aliases,
         timestep=timestep.s.decode() if timestep is not None else "timestep",
-        shared=_strings(forward, "recompute_blobs_on_backward"),
+        shared=dataflow.strings(forward, "recompute_blobs_on_backward"),
         gradient=None if gradient_operator is None else _read_gradient(operator, gradient_operator),
         names=names,
     )
@@ -282,13 +295,13 @@ def _read_gradient(forward: caffe2_pb2.OperatorDef, original: caffe2_pb2.Operato
         return Link(renamed.get(link.inner, link.inner), renamed.get(link.outer, link.outer), link.offset)
 
     net = _step(operator, "backward_step_net")
-    positions = _integers(operator, "param")
+    positions = dataflow.integers(operator, "param")
     # The engine counts the outputs: one sequence, the parameters, the states.
     outputs = list(operator.output)
-    states = len(_integers(operator, "initial_recurrent_state_ids"))
+    states = len(dataflow.integers(operator, INITIAL))
     of_parameters = outputs[1 : 1 + len(positions)]
     # Without the argument the step calls a gradient as the outer net does.
-    inner = _strings(operator, "param_grads") or of_parameters
+    inner = dataflow.strings(operator, "param_grads") or of_parameters
     parameters = [
         Parameter(forward.input[position], renamed.get(inner_gradient, inner_gradient), outer_gradient)
         for position, inner_gradient, outer_gradient in zip(positions, inner, of_parameters)
@@ -297,7 +310,7 @@ def _read_gradient(forward: caffe2_pb2.OperatorDef, original: caffe2_pb2.Operato
         operator=operator,
         net=net,
         operators=_copies(net.op),
-        incoming=list(operator.input[: len(_integers(operator, POSITIONS))]),
+        incoming=list(operator.input[: len(dataflow.integers(operator, POSITIONS))]),
         sequence=outputs[0],
         parameters=parameters,
         initial=outputs[1 + len(positions) : 1 + len(positions) + states],
@@ -340,18 +353,8 @@ def _set_arguments(operator: caffe2_pb2.OperatorDef, arguments: Dict[str, Any]) 
 
 
 def _links(operator: caffe2_pb2.OperatorDef, prefix: str) -> List[Link]:
-    parts = (_strings(operator, prefix + ending) for ending in ("_internal", "_external"))
-    return [Link(*values) for values in zip(*parts, _integers(operator, prefix + "_offset"))]
-
-
-def _strings(operator: caffe2_pb2.OperatorDef, name: str) -> List[str]:
-    given = dataflow.argument(operator, name)
-    return [] if given is None else [value.decode() for value in given.strings]
-
-
-def _integers(operator: caffe2_pb2.OperatorDef, name: str) -> List[int]:
-    given = dataflow.argument(operator, name)
-    return [] if given is None else list(given.ints)
+    parts = (dataflow.strings(operator, prefix + ending) for ending in ("_internal", "_external"))
+    return [Link(*values) for values in zip(*parts, dataflow.integers(operator, prefix + "_offset"))]
 
 
 def _copies(operators: Iterable[caffe2_pb2.OperatorDef]) -> List[caffe2_pb2.OperatorDef]:

@@ -4,13 +4,15 @@ They come from the caller, from blobs that are in the workspace, and from Caffe2
 operators before the loop.
 """
 
-from typing import Any, Dict, Iterable, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core, workspace
 
+from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR
 from caffe2_recurrent.problems import Problems, given
-from caffe2_recurrent.rewriting.loop import Loop
+from caffe2_recurrent.rewriting.dataflow import integers, strings
+from caffe2_recurrent.rewriting.loop import INITIAL, Loop
 
 Shape = Tuple[int, ...]
 
@@ -30,9 +32,11 @@ class Sizes:
         return sequence[0] if sequence else None
 
     def batch(self, loop: Loop) -> Optional[int]:
-        """N, if it is known."""
-        sequence = self.shape(loop.inputs[0])
-        return sequence[1] if sequence and len(sequence) > 1 else None
+        """N, if it is known from the sequence or from an initial state."""
+        shapes = [self.shape(loop.inputs[0]), *(self.shape(state.outer_initial) for state in loop.states)]
+        axes = [-2] * len(shapes)
+        axes[0] = 1
+        return next((shape[axis] for shape, axis in zip(shapes, axes) if shape and len(shape) > 1), None)
 
     def state_size(self, loop: Loop, inner: str) -> Optional[int]:
         """D of the state that the step-net blob `inner` is linked to, if it is known."""
@@ -44,19 +48,23 @@ class Sizes:
         return shape[-1] if shape else None
 
 
-def find_sizes(net: caffe2_pb2.NetDef, given_shapes: Mapping[str, Shape]) -> Sizes:
-    """What is known about the blobs of `net`: what was given, what the workspace holds, and what follows from both."""
-    shapes: Dict[str, Shape] = {}
-    inputs = list(dict.fromkeys(blob for operator in net.op for blob in operator.input))
-    for blob in inputs:
-        if blob in given_shapes:
-            continue
-        if workspace.HasBlob(blob):
-            shape = _shape_in_workspace(blob)
-            if shape is not None:
-                shapes[blob] = shape
-    shapes.update(given_shapes)
-    return Sizes({**_inferred(net, shapes), **shapes})
+def find_sizes(
+    net: caffe2_pb2.NetDef, init_net: Optional[caffe2_pb2.NetDef], given_shapes: Mapping[str, Shape]
+) -> Sizes:
+    """What is known about the blobs of `net`: what was given, what the workspace holds, and what follows from both.
+
+    `init_net` makes the parameters, which need not have happened yet.
+    """
+    written = {blob for operator in net.op for blob in operator.output}
+    # What the net writes may still be there from a run with other sizes.
+    inputs = {blob for operator in net.op for blob in operator.input if blob not in written}
+    shapes = {blob: _shape_in_workspace(blob) for blob in inputs if blob not in given_shapes}
+    known = {blob: shape for blob, shape in shapes.items() if shape is not None}
+    known.update(given_shapes)
+    parameters = _inferred([] if init_net is None else list(init_net.op), {})
+    for blob, shape in parameters.items():
+        known.setdefault(blob, shape)
+    return Sizes({**_through_loops(net, known), **known})
 
 
 def read_shapes(shapes: Any, problems: Problems) -> Dict[str, Shape]:
@@ -82,6 +90,8 @@ def _is_size(value: Any) -> bool:
 
 
 def _shape_in_workspace(blob: str) -> Optional[Shape]:
+    if not workspace.HasBlob(blob):
+        return None
     try:
         return tuple(int(size) for size in workspace.FetchBlob(blob).shape)
     except (AttributeError, RuntimeError, TypeError):
@@ -89,17 +99,43 @@ def _shape_in_workspace(blob: str) -> Optional[Shape]:
         return None
 
 
-def _inferred(net: caffe2_pb2.NetDef, shapes: Mapping[str, Shape]) -> Dict[str, Shape]:
-    """What Caffe2 infers for the operators in front of each loop; it knows nothing of the loops themselves."""
-    prefix = caffe2_pb2.NetDef(name=net.name)
+def _through_loops(net: caffe2_pb2.NetDef, known: Mapping[str, Shape]) -> Dict[str, Shape]:
+    """Caffe2 infers nothing about the outputs of loops, and so of what stands behind one; each is done in turn."""
+    found = dict(known)
+    before: List[caffe2_pb2.OperatorDef] = []
     for operator in net.op:
-        if not operator.type.startswith("RecurrentNetwork") and not operator.is_gradient_op:
-            prefix.op.add().CopyFrom(operator)
-    known = {blob: list(shape) for blob, shape in shapes.items()}
-    if not known:
+        if operator.type == OPERATOR:
+            found.update(_inferred(before, found))
+            found.update(_outputs(operator, found))
+        elif not operator.is_gradient_op and operator.type != GRADIENT_OPERATOR:
+            before.append(operator)
+    return found
+
+
+def _outputs(operator: caffe2_pb2.OperatorDef, known: Mapping[str, Shape]) -> Dict[str, Shape]:
+    """`[T, N, D]` and `[1, N, D]` for the outputs of a loop, as far as sequence and initial values are known."""
+    sequence = known.get(operator.input[0])
+    found: Dict[str, Shape] = {}
+    sizes = {
+        state: known[operator.input[position]][-1]
+        for state, position in zip(strings(operator, "recurrent_states"), integers(operator, INITIAL))
+        if known.get(operator.input[position])
+    }
+    if sequence is None or len(sequence) < 2:
         return {}
+    aliases = zip(*(strings(operator, "alias_" + end) for end in ("src", "dst")), integers(operator, "alias_offset"))
+    for state, output, offset in aliases:
+        if state in sizes:
+            steps = sequence[0] if offset == 1 else 1
+            found[output] = (steps, sequence[1], sizes[state])
+    return found
+
+
+def _inferred(operators: List[caffe2_pb2.OperatorDef], known: Mapping[str, Shape]) -> Dict[str, Shape]:
+    net = caffe2_pb2.NetDef(op=operators)
+    dimensions = {blob: list(shape) for blob, shape in known.items()}
     try:
-        found, _ = workspace.InferShapesAndTypes([prefix], known, nets_proto=True)
+        found, _ = workspace.InferShapesAndTypes([net], dimensions, nets_proto=True)
     except (RuntimeError, TypeError):
         return {}
     return {blob: tuple(int(size) for size in shape) for blob, shape in found.items() if shape}
