@@ -15,6 +15,8 @@ from caffe2_recurrent.rewriting.dataflow import integers, strings
 from caffe2_recurrent.rewriting.loop import INITIAL, Loop
 
 Shape = Tuple[int, ...]
+# Turns each sequence round, for the loop that runs over it from its end.
+TURNING = "ReversePackedSegs"
 
 
 class Sizes:
@@ -131,8 +133,15 @@ def _outputs(operator: caffe2_pb2.OperatorDef, known: Mapping[str, Shape]) -> Di
     return found
 
 
+def _known_to_caffe2(operator: caffe2_pb2.OperatorDef) -> caffe2_pb2.OperatorDef:
+    """An operator of whose shapes Caffe2 can say something, in the place of one of which it cannot."""
+    if operator.type == TURNING:
+        return caffe2_pb2.OperatorDef(type="Copy", input=operator.input[:1], output=operator.output[:1])
+    return operator
+
+
 def _inferred(operators: List[caffe2_pb2.OperatorDef], known: Mapping[str, Shape]) -> Dict[str, Shape]:
-    net = caffe2_pb2.NetDef(op=operators)
+    net = caffe2_pb2.NetDef(op=[_known_to_caffe2(operator) for operator in operators])
     dimensions = {blob: list(shape) for blob, shape in known.items()}
     try:
         found, _ = workspace.InferShapesAndTypes([net], dimensions, nets_proto=True)
