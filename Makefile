@@ -25,7 +25,7 @@ demo: setup ## train the example of examples/char_lstm.py; its output goes to de
 test: lint ## lint, check types, run all tests with coverage
 	$(bin)/python -m pytest --cov --cov-report=term-missing $(PYTEST_ARGS)
 
-conformance: setup ## run Caffe2's own tests of recurrent nets with its builder and with ours
+conformance: setup ## run Caffe2's own tests with its builder, with ours, and with optimised nets
 	$(bin)/python conformance/run.py $(CONFORMANCE_ARGS)
 
 bench: setup ## time all against Caffe2 and PyTorch (a quarter of an hour); writes benchmarks/RESULTS.md

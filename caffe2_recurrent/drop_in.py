@@ -6,6 +6,7 @@
     caffe2.python.attention    a name with the parameters of 2017           ours
                                a name with other parameters or members      as it was
     any module                 what it imported by name from either         ours
+    caffe2.python.workspace    what hands nets to the engine                with `optimize`: the same, optimised
 
 The attention functions of later Caffe2s take `encoder_lengths` and return three things instead of two, and
 `AttentionType` has four members: `caffe2.python.rnn_cell` relies on all of this, so there they stay. The ones of 2017
@@ -19,11 +20,16 @@ import importlib
 import inspect
 import sys
 from types import ModuleType
-from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 import caffe2_recurrent
+from caffe2_recurrent import optimized_runs
+from caffe2_recurrent.arguments import read_flag
+from caffe2_recurrent.problems import Problems, given
+from caffe2_recurrent.rewriting import Report
 
 RECURRENT = "caffe2.python.recurrent"
+WORKSPACE = "caffe2.python.workspace"
 ATTENTION = "caffe2.python.attention"
 NAMES_IN_ATTENTION = ("AttentionType", "apply_recurrent_attention", "apply_regular_attention")
 NAMES_IN_RECURRENT = (
@@ -58,35 +64,54 @@ _changes: List[_Change] = []
 class Installation:
     """What `install` returns; as a context manager it ends what that call began."""
 
-    def __init__(self, began: bool) -> None:
-        self._began = began
+    def __init__(self, changes_before: int) -> None:
+        self._changes_before = changes_before
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, *_: Any) -> None:
-        if self._began:
-            uninstall()
+        _take_back(self._changes_before)
 
 
-def install() -> Installation:
+def install(
+    *,
+    optimize: bool = False,
+    even_if_slower: bool = False,
+    on_report: Optional[Callable[[Report], Any]] = None,
+) -> Installation:
     """Let everybody who uses `caffe2.python.recurrent` use ours, whether they imported it before or will later.
 
-    A second call changes nothing, but for modules that Caffe2's own came into meanwhile (`importlib.reload`).
+    A second call changes nothing, but for modules that Caffe2's own came into meanwhile (`importlib.reload`), and what
+    the arguments below ask for.
+
+    Args:
+        optimize: from now on optimise each net that goes through `workspace.CreateNet`, `RunNetOnce` or `RunPlan`, as
+            `caffe2_recurrent.optimize` does, with the sizes that are known by then. The engine gets a copy; the
+            caller's net stays as it was built. Left as they are: nets with a loop that has a backward step and no
+            gradient operator, which may come in a net of its own.
+        even_if_slower: with `optimize`: as for `caffe2_recurrent.optimize`.
+        on_report: with `optimize`: a function that gets the `Report` of each net with loops.
 
     Returns:
-        A context manager that uninstalls, unless ours was installed before this call.
+        A context manager that takes back what this call has changed.
+
+    Raises:
+        TypeError: flags that are none, or an `on_report` that cannot be called; nothing is changed.
     """
-    began = not _changes
+    settings = _read_settings(optimize, even_if_slower, on_report)
+    changes_before = len(_changes)
     for module, names in _modules():
         for name, ours in _ours(names):
             _put(vars(module), name, ours)
+    if settings is not None:
+        _put_runners(settings)
     replacements = {id(change.before): change.ours for change in _changes if change.before is not _ABSENT}
     for namespace in _namespaces():
         for name, value in list(namespace.items()):
             if id(value) in replacements:
                 _put(namespace, name, replacements[id(value)])
-    return Installation(began)
+    return Installation(changes_before)
 
 
 def uninstall() -> None:
@@ -94,7 +119,11 @@ def uninstall() -> None:
 
     A module that imported ours by name while it was installed keeps it.
     """
-    while _changes:
+    _take_back(0)
+
+
+def _take_back(changes_before: int) -> None:
+    while len(_changes) > changes_before:
         change = _changes.pop()
         if change.namespace.get(change.name) is not change.ours:
             continue
@@ -102,6 +131,26 @@ def uninstall() -> None:
             del change.namespace[change.name]
         else:
             change.namespace[change.name] = change.before
+
+
+def _read_settings(optimize: Any, even_if_slower: Any, on_report: Any) -> Optional[optimized_runs.Settings]:
+    """How to optimise the nets that are run; None if they are not to be."""
+    problems = Problems("install")
+    wanted = read_flag("optimize", optimize, problems)
+    settings = optimized_runs.Settings(read_flag("even_if_slower", even_if_slower, problems), on_report)
+    if on_report is not None and not callable(on_report):
+        problems.add("on_report must be a function that takes a Report; got {}", given(on_report))
+    problems.raise_if_any(TypeError)
+    return settings if wanted else None
+
+
+def _put_runners(settings: optimized_runs.Settings) -> None:
+    namespace = vars(importlib.import_module(WORKSPACE))
+    for name in optimized_runs.NAMES:
+        if isinstance(namespace[name], optimized_runs.Runner):
+            namespace[name].settings = settings
+        else:
+            _put(namespace, name, optimized_runs.Runner(namespace[name], settings))
 
 
 def _put(namespace: Dict[str, Any], name: str, ours: Any) -> None:

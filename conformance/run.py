@@ -1,7 +1,8 @@
-"""Caffe2's own tests of recurrent nets, run where they are installed, with its builder and with ours.
+"""Caffe2's own tests of recurrent nets, run where they are installed: with its builder, with ours, with ours optimised.
 
-Prints how each test fared with both. A test that passes with Caffe2's builder must pass with ours: the exit status is 1
-where one does not, 2 where the run with Caffe2's builder itself came to nothing.
+Prints how each test fared with each. A test that passes with Caffe2's builder must pass with ours, and with every net
+optimised: the exit status is 1 where one does not, or where no rule has found anything to rewrite in all that is known;
+2 where the run with Caffe2's builder itself came to nothing.
 """
 
 import argparse
@@ -12,12 +13,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 from caffe2_recurrent import installation
 
 HERE = Path(__file__).resolve().parent
-BUILDERS = ("caffe2", "ours")
+# Each with the head of its column.
+BUILDERS = {"caffe2": "Caffe2's", "ours": "ours", "optimised": "optimised"}
 OPERATOR_TESTS = "caffe2.python.operator_test."
 OF_RECURRENT_NETS = (
     "basic_rnn_test",
@@ -58,14 +61,18 @@ def main(arguments=None):
             print((Path(folder) / "caffe2.log").read_text(encoding="utf-8"), file=sys.stderr)
             print("The run with Caffe2's builder ended with {}.".format(running["caffe2"].returncode), file=sys.stderr)
             return 2
-        theirs, ours = (read_outcomes(Path(folder) / (builder + ".json")) for builder in BUILDERS)
-        log = (Path(folder) / "ours.log").read_text(encoding="utf-8")
-    print(table(theirs, ours))
-    worse = regressions(theirs, ours)
-    for test in worse:
-        print("\n{} with our builder:\n{}".format(test, shortened(ours[test]["detail"] if test in ours else log)))
-    print("\n{} in {:.0f} s".format(summary(theirs, ours), time.time() - started))
-    return 1 if worse else 0
+        outcomes = {builder: read_outcomes(Path(folder) / (builder + ".json")) for builder in BUILDERS}
+        logs = {builder: (Path(folder) / (builder + ".log")).read_text(encoding="utf-8") for builder in BUILDERS}
+        rewritten = read_rewritten(Path(folder) / "optimised.json")
+    print(table(outcomes))
+    for test in regressions(outcomes):
+        for builder in failing(outcomes, test):
+            found = outcomes[builder]
+            detail = shortened(found[test]["detail"] if test in found else logs[builder])
+            print("\n{}, {}:\n{}".format(test, BUILDERS[builder], detail))
+    print("\n{}\n{} in {:.0f} s".format(rules_summary(rewritten), summary(outcomes), time.time() - started))
+    idle = not rewritten and not options.chosen
+    return 1 if regressions(outcomes) or idle else 0
 
 
 def read(arguments):
@@ -74,6 +81,7 @@ def read(arguments):
     parser.add_argument("tests", nargs="*", help="modules, files or pytest's names of tests (default: all known)")
     parser.add_argument("--limit", type=float, default=1200, metavar="S", help="stop after so many seconds (1200)")
     options = parser.parse_args(arguments)
+    options.chosen = bool(options.tests)
     options.tests = options.tests or known_tests(options.quick)
     return options
 
@@ -127,36 +135,60 @@ def read_outcomes(path):
     if path.exists():
         for line in path.read_text(encoding="utf-8").splitlines():
             found = json.loads(line)
+            if "outcome" not in found:
+                continue
             if outcomes.get(found["test"], {}).get("outcome") != "failed":
                 outcomes[found.pop("test")] = found
     return outcomes
+
+
+def read_rewritten(path):
+    """How many places each rule has rewritten: {rule: {"places", "tests"}}."""
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    counts = [line["rewritten"] for line in lines if "rewritten" in line]
+    places = sum(map(Counter, counts), Counter())
+    return {rule: {"places": places[rule], "tests": sum(rule in count for count in counts)} for rule in places}
 
 
 def outcome(outcomes, test):
     return outcomes[test]["outcome"] if test in outcomes else "no result"
 
 
-def regressions(theirs, ours):
-    """The tests that pass with Caffe2's builder and do not with ours."""
-    return [test for test in theirs if outcome(theirs, test) == "passed" and outcome(ours, test) != "passed"]
+def failing(outcomes, test):
+    """With what a test that passes with Caffe2's builder does not pass."""
+    if outcome(outcomes["caffe2"], test) != "passed":
+        return []
+    return [builder for builder, found in outcomes.items() if outcome(found, test) != "passed"]
 
 
-def table(theirs, ours):
-    rows = [("test", "Caffe2's", "ours", "")]
-    for test in sorted({*theirs, *ours}):
+def regressions(outcomes):
+    """The tests that pass with Caffe2's builder and do not with ours, or not when their nets are optimised."""
+    return [test for test in outcomes["caffe2"] if failing(outcomes, test)]
+
+
+def table(outcomes):
+    rows = [("test", *BUILDERS.values(), "")]
+    for test in sorted(set().union(*outcomes.values())):
         remark = ""
-        if outcome(theirs, test) == "skipped":
-            remark = shortened(theirs[test]["detail"], 1)
-        elif test in regressions(theirs, ours):
+        if outcome(outcomes["caffe2"], test) == "skipped":
+            remark = shortened(outcomes["caffe2"][test]["detail"], 1)
+        elif failing(outcomes, test):
             remark = "<- regression"
-        rows.append((test.replace("::", " "), outcome(theirs, test), outcome(ours, test), remark))
+        found = [outcome(outcomes[builder], test) for builder in BUILDERS]
+        rows.append((test.replace("::", " "), *found, remark))
     width = max(len(row[0]) for row in rows)
-    return "\n".join("{:{}}  {:9}  {:9}  {}".format(row[0], width, *row[1:]).rstrip() for row in rows)
+    return "\n".join("{:{}}  {:9}  {:9}  {:9}  {}".format(row[0], width, *row[1:]).rstrip() for row in rows)
 
 
-def summary(theirs, ours):
-    parts = ["{}: {}".format(name, counted(found)) for name, found in (("Caffe2's builder", theirs), ("ours", ours))]
-    return "; ".join([*parts, "regressions: {}".format(len(regressions(theirs, ours)))])
+def summary(outcomes):
+    parts = ["{}: {}".format(title, counted(outcomes[builder])) for builder, title in BUILDERS.items()]
+    return "; ".join([*parts, "regressions: {}".format(len(regressions(outcomes)))])
+
+
+def rules_summary(rewritten):
+    """What has been optimised, so that a run in which nothing was does not pass for one."""
+    lines = ["  {}: {places} in {tests}".format(rule, **found) for rule, found in sorted(rewritten.items())]
+    return "\n".join(["places rewritten, by rule and in how many tests:", *(lines or ["  none"])])
 
 
 def counted(outcomes):

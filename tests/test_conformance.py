@@ -1,12 +1,13 @@
 """Caffe2's own tests pass with our builder, and the comparison that says so sees what does not."""
 
 import importlib
+import inspect
 import re
 import sys
 from pathlib import Path
 
 import pytest
-from caffe2.python import recurrent
+from caffe2.python import gradient_checker, recurrent
 
 CONFORMANCE = Path(__file__).resolve().parent.parent / "conformance"
 sys.path.insert(0, str(CONFORMANCE))
@@ -60,16 +61,18 @@ def row(text, name):
 
 
 @pytest.mark.slow
-def test_all_but_the_slowest_tests_of_caffe2_pass_with_ours(capsys):
+def test_all_but_the_slowest_tests_of_caffe2_pass_with_ours_and_optimised(capsys):
     status = run.main(["--quick"])
     text = capsys.readouterr().out
     assert status == 0, text
     for name in run.OF_RECURRENT_NETS:
         assert "\n" + name in text
-    assert row(text, "recurrent_network_test RecurrentNetworkTest test_mul ") == ["passed", "passed"]
-    passed = int(re.search(r"ours: (\d+) passed", text).group(1))
+    assert row(text, "recurrent_network_test RecurrentNetworkTest test_mul ") == ["passed"] * 3
     # 23 with torch 1.10.2; older Caffe2s have tests that the Hypothesis of today cannot run with either builder.
-    assert passed >= 12
+    for column in ("ours", "optimised"):
+        assert int(re.search(column + r": (\d+) passed", text).group(1)) >= 12
+    for rule in ("parameter_gradients", "transposed_weights", "lstm_unit", "zero_gradients", "forward_links"):
+        assert int(re.search(rule + r": (\d+) in \d+\n", text).group(1)) > 0
 
 
 @pytest.mark.slow
@@ -79,16 +82,18 @@ def test_a_regression_is_seen(tmp_path, capsys):
     assert run.main([str(path)]) == 1
     text = capsys.readouterr().out
     table = text.split("\n\n")[0]
-    assert row(table, "planted_test test_both") == ["passed", "passed"]
-    assert row(table, "planted_test test_neither") == ["failed", "failed"]
-    assert row(table, "planted_test test_caffe2s_only") == ["passed", "failed", "<-", "regression"]
-    assert row(table, "planted_test test_ours_only") == ["failed", "passed"]
-    assert row(table, "planted_test test_skipped") == ["skipped", "skipped", "Skipped:", "for", "a", "reason"]
-    assert row(table, "planted_test TestInAClass test_builders") == ["passed", "passed"]
-    assert row(table, "planted_test test_clean_up") == ["passed", "failed", "<-", "regression"]
-    assert "AssertionError: planted" in text.split("planted_test::test_caffe2s_only with our builder:")[1]
+    assert row(table, "planted_test test_both") == ["passed"] * 3
+    assert row(table, "planted_test test_neither") == ["failed"] * 3
+    assert row(table, "planted_test test_caffe2s_only") == ["passed", "failed", "failed", "<-", "regression"]
+    assert row(table, "planted_test test_ours_only") == ["failed", "passed", "passed"]
+    assert row(table, "planted_test test_skipped") == ["skipped"] * 3 + ["Skipped:", "for", "a", "reason"]
+    assert row(table, "planted_test TestInAClass test_builders") == ["passed"] * 3
+    assert row(table, "planted_test test_clean_up") == ["passed", "failed", "failed", "<-", "regression"]
+    assert "AssertionError: planted" in text.split("planted_test::test_caffe2s_only, ours:")[1]
+    counted = "3 passed, 3 failed, 1 skipped"
     assert (
-        "Caffe2's builder: 4 passed, 2 failed, 1 skipped; ours: 3 passed, 3 failed, 1 skipped; regressions: 2" in text
+        "  none\nCaffe2's: 4 passed, 2 failed, 1 skipped; ours: {0}; optimised: {0}; regressions: 2".format(counted)
+        in text
     )
 
 
@@ -104,7 +109,7 @@ def test_a_crash_with_ours_is_a_regression_and_one_with_caffe2s_an_error(tmp_pat
         found = capsys.readouterr()
         if ours:
             table = found.out.split("\n\n")[0]
-            assert row(table, "crash_test test_crash") == ["passed", "no", "result", "<-", "regression"]
+            assert row(table, "crash_test test_crash") == ["passed"] + ["no", "result"] * 2 + ["<-", "regression"]
         else:
             assert found.err.endswith("The run with Caffe2's builder ended with 77.\n")
 
@@ -114,7 +119,7 @@ def test_a_file_that_cannot_be_read_has_failed(tmp_path, capsys):
     path = tmp_path / "broken_test.py"
     path.write_text("import no_such_module\n", encoding="utf-8")
     assert run.main([str(path)]) == 0
-    assert row(capsys.readouterr().out.split("\n\n")[0], "broken_test") == ["failed", "failed"]
+    assert row(capsys.readouterr().out.split("\n\n")[0], "broken_test") == ["failed"] * 3
 
 
 @pytest.mark.slow
@@ -128,7 +133,10 @@ def test_a_run_that_takes_too_long_is_ended(tmp_path, capsys):
 def test_regressions():
     theirs = result(a="passed", b="passed", c="passed", d="failed", e="skipped", f="passed")
     ours = result(a="passed", b="failed", c="skipped", d="failed", e="failed", g="failed")
-    assert run.regressions(theirs, ours) == ["b", "c", "f"]
+    optimised = result(a="failed", b="passed", c="passed", d="passed", f="passed")
+    outcomes = {"caffe2": theirs, "ours": ours, "optimised": optimised}
+    assert run.regressions(outcomes) == ["a", "b", "c", "f"]
+    assert [run.failing(outcomes, test) for test in "abd"] == [["optimised"], ["ours"], []]
 
 
 def test_outcomes_are_read_line_by_line_and_failures_stay(tmp_path):
@@ -137,6 +145,36 @@ def test_outcomes_are_read_line_by_line_and_failures_stay(tmp_path):
     lines = ['{{"test": "a", "outcome": "{}", "detail": ""}}'.format(kind) for kind in ("passed", "failed", "passed")]
     path.write_text("\n".join(lines), encoding="utf-8")
     assert run.read_outcomes(path) == {"a": {"outcome": "failed", "detail": ""}}
+
+
+def test_what_the_rules_did_is_added_up(tmp_path):
+    path = tmp_path / "outcomes"
+    assert run.read_rewritten(path) == {}
+    assert run.rules_summary({}).endswith("\n  none")
+    lines = ['{"test": "a", "outcome": "passed", "detail": ""}', '{"test": "a", "rewritten": {"x": 2, "y": 1}}']
+    path.write_text("\n".join([*lines, '{"test": "b", "rewritten": {"x": 3}}']), encoding="utf-8")
+    found = run.read_rewritten(path)
+    assert found == {"x": {"places": 5, "tests": 2}, "y": {"places": 1, "tests": 1}}
+    assert run.rules_summary(found).endswith(":\n  x: 5 in 2\n  y: 1 in 1")
+    assert run.read_outcomes(path) == {"a": {"outcome": "passed", "detail": ""}}
+
+
+@pytest.mark.slow
+def test_known_tests_in_which_nothing_is_rewritten_say_nothing(tmp_path, monkeypatch, capsys):
+    (tmp_path / "idle_test.py").write_text("def test_idle():\n    pass\n", encoding="utf-8")
+    monkeypatch.setattr(run, "known_tests", lambda quick: [str(tmp_path / "idle_test.py")])
+    assert run.main(["--quick"]) == 1
+    assert "regressions: 0" in capsys.readouterr().out
+
+
+def test_rounding_is_allowed_where_caffe2_compares_two_nets():
+    def compare(nets, values=None, threshold=1e-7, images=False):
+        return values, threshold, images
+
+    builder_plugin.allow_rounding(compare)
+    assert compare([]) == (None, builder_plugin.ROUNDING, False)
+    signature = inspect.signature(gradient_checker.NetGradientChecker.CompareNets)
+    assert signature.parameters["threshold"].default == builder_plugin.EXACT
 
 
 def test_tests_that_this_caffe2_lacks_or_that_need_what_is_absent_are_left_out(monkeypatch):

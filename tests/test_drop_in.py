@@ -6,15 +6,18 @@ import sys
 import types
 
 import pytest
+from caffe2.proto import caffe2_pb2
 from caffe2.python import attention, core, model_helper, recurrent, rnn_cell, workspace
 
 import caffe2_recurrent
 import comparing
+import rewriting_support as support
 import step_nets
-from caffe2_recurrent import drop_in, install, uninstall
+from caffe2_recurrent import drop_in, install, optimize, optimized_runs, uninstall
 
 CAFFE2S = dict(vars(recurrent))
 CAFFE2S_ATTENTION = dict(vars(attention))
+CAFFE2S_RUNNERS = {name: getattr(workspace, name) for name in optimized_runs.NAMES}
 REMOVED = ("LSTM", "MILSTM", "LSTMWithAttention", "cudnn_LSTM", "GetLSTMParamNames", "InitFromLSTMParams")
 
 
@@ -25,6 +28,7 @@ def caffe2_as_it_was():
     uninstall()
     assert dict(vars(recurrent)) == CAFFE2S
     assert dict(vars(attention)) == CAFFE2S_ATTENTION
+    assert {name: getattr(workspace, name) for name in optimized_runs.NAMES} == CAFFE2S_RUNNERS
 
 
 def module_with(monkeypatch, name, **contents):
@@ -263,3 +267,158 @@ def test_signatures_that_help_shows_are_the_public_ones():
     assert list(inspect.signature(recurrent.recurrent_net).parameters)[:10] == list(
         inspect.signature(CAFFE2S["recurrent_net"]).parameters
     )
+
+
+# Nets optimised on their way to the engine.
+
+
+def installed(reports, **options):
+    return install(optimize=True, **{"on_report": reports.append, "even_if_slower": True, **options})
+
+
+def create_and_run(net):
+    workspace.CreateNet(net, overwrite=True)
+    workspace.RunNet(net.name if isinstance(net, caffe2_pb2.NetDef) else net)
+
+
+def plan_of(net):
+    plan = core.Plan("plan")
+    plan.AddStep(core.ExecutionStep("step", net))
+    return plan
+
+
+RUNS = {
+    "RunNetOnce": lambda net: workspace.RunNetOnce(net),
+    "RunNetOnce of a proto": lambda net: workspace.RunNetOnce(net.Proto()),
+    "CreateNet": create_and_run,
+    "CreateNet of a proto": lambda net: create_and_run(net.Proto()),
+    "RunPlan": lambda net: workspace.RunPlan(plan_of(net)),
+    "RunPlan of a proto": lambda net: workspace.RunPlan(plan_of(net).Proto()),
+    "RunPlan of a step": lambda net: workspace.RunPlan(core.ExecutionStep("step", net)),
+}
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+def test_the_engine_gets_an_optimised_copy(run):
+    expected = support.run(*support.lstm())
+    workspace.ResetWorkspace()
+    model, blobs = support.lstm()
+    before, reports = model.net.Proto().SerializeToString(), []
+    with installed(reports):
+        run(model.net)
+    assert model.net.Proto().SerializeToString() == before
+    assert reports and all(report.counts["lstm_unit"] == 1 for report in reports)
+    assert workspace.HasBlob("layer/gates_t_w_transposed")
+    support.assert_same(support.values(blobs), expected)
+
+
+def test_run_functions_that_were_imported_by_name(monkeypatch):
+    script = module_with(monkeypatch, "earlier_script", RunNetOnce=workspace.RunNetOnce, create=workspace.CreateNet)
+    model, _ = support.lstm()
+    reports = []
+    with installed(reports):
+        script.RunNetOnce(model.net)
+        script.create(model.net)
+        assert script.create.__name__ == "CreateNet"
+    assert len(reports) == 2
+    assert (script.RunNetOnce, script.create) == (CAFFE2S_RUNNERS["RunNetOnce"], CAFFE2S_RUNNERS["CreateNet"])
+
+
+def test_nothing_is_optimised_unless_asked_for():
+    model, _ = support.lstm()
+    with install(even_if_slower=True, on_report=pytest.fail):
+        assert workspace.RunNetOnce is CAFFE2S_RUNNERS["RunNetOnce"]
+        workspace.RunNetOnce(model.net)
+
+
+def test_small_nets_are_left_alone_unless_asked_for():
+    model, _ = support.lstm()
+    reports = []
+    with installed(reports, even_if_slower=False):
+        workspace.RunNetOnce(model.net)
+    assert reports[0].counts["lstm_unit"] == 0 and reports[0].refusals
+
+
+def test_nets_without_loops_and_what_is_no_net_go_through_as_they_are():
+    net = core.Net("net")
+    net.ConstantFill([], "y", shape=[1])
+    with installed([], on_report=pytest.fail):
+        workspace.RunNetOnce(net)
+        assert workspace.RunNetOnce(net.Proto().SerializeToString())
+        with pytest.raises(Exception):  # noqa: B017 - whatever Caffe2 makes of it
+            workspace.CreateNet(3)
+    assert workspace.FetchBlob("y").tolist() == [0]
+
+
+def test_a_net_that_has_been_optimised_goes_through_as_it_is():
+    model, blobs = support.lstm()
+    optimize(model, even_if_slower=True)
+    reports = []
+    with installed(reports):
+        workspace.RunNetOnce(model.net)
+    assert [report.total for report in reports] == [0]
+
+
+def test_reports_are_not_asked_for():
+    model, _ = support.lstm()
+    with install(optimize=True, even_if_slower=True):
+        workspace.RunNetOnce(model.net)
+    assert workspace.HasBlob("layer/gates_t_w_transposed")
+
+
+def test_a_loop_whose_gradient_is_in_another_net_is_left_alone():
+    expected = support.run(*support.lstm())
+    workspace.ResetWorkspace()
+    model, blobs = support.lstm()
+    operators = list(model.net.Proto().op)
+    (position,) = [n for n, operator in enumerate(operators) if operator.type == support.LOOP]
+    forward, backward = core.Net("forward"), core.Net("backward")
+    forward.Proto().op.extend(operators[: position + 1])
+    backward.Proto().op.extend(operators[position + 1 :])
+    with installed([], on_report=pytest.fail):
+        workspace.RunNetOnce(forward.Proto())
+        workspace.RunNetOnce(backward.Proto())
+    support.assert_same(support.values(blobs), expected)
+
+
+def test_gradients_may_be_added_after_the_first_run():
+    expected = support.run(*support.lstm())
+    workspace.ResetWorkspace()
+    model, blobs = support.lstm(gradients=False)
+    reports = []
+    with installed(reports):
+        workspace.RunNetOnce(model.net)
+        assert reports == []
+        gradients = model.net.AddGradientOperators({core.BlobReference(blobs[0]): model.net.AddExternalInput("dh")})
+        workspace.RunNetOnce(model.net)
+    assert reports[0].counts["parameter_gradients"] == 1
+    blobs += [gradients[blob] for blob in ("x", "h0", "c0", *map(str, model.params))]
+    support.assert_same(support.values(blobs), expected)
+
+
+def test_a_second_install_takes_over_the_settings_and_wraps_nothing_twice():
+    model, _ = support.lstm()
+    first, second = [], []
+    with installed(first):
+        changes = list(drop_in._changes)
+        installed(second, even_if_slower=False)
+        assert drop_in._changes == changes
+        workspace.RunNetOnce(model.net)
+    assert (first, len(second)) == ([], 1)
+    assert second[0].counts["lstm_unit"] == 0
+
+
+def test_a_context_that_began_to_optimise_ends_that_alone():
+    with install():
+        with installed([]):
+            assert workspace.CreateNet is not CAFFE2S_RUNNERS["CreateNet"]
+        assert workspace.CreateNet is CAFFE2S_RUNNERS["CreateNet"]
+        assert recurrent.recurrent_net is caffe2_recurrent.recurrent_net
+    assert recurrent.recurrent_net is CAFFE2S["recurrent_net"]
+
+
+def test_an_inner_context_leaves_an_outer_one_that_optimises():
+    with installed([]):
+        with install():
+            pass
+        assert isinstance(workspace.CreateNet, optimized_runs.Runner)

@@ -21,12 +21,12 @@ class Emitter:
     def __init__(self, loop: Loop, beside: caffe2_pb2.OperatorDef, stem: str) -> None:
         self.operators: List[caffe2_pb2.OperatorDef] = []
         self.made: List[str] = []
-        self.beside = beside
-        self._loop, self._stem = loop, stem
+        self.beside, self.loop = beside, loop
+        self._stem = stem
 
     def blob(self, name: str) -> str:
         """A new blob of the step."""
-        self.made.append(self._loop.new_blob("{}_{}".format(self._stem, name)))
+        self.made.append(self.loop.new_blob("{}_{}".format(self._stem, name)))
         return self.made[-1]
 
     def add(self, kind: str, inputs: Sequence[str], output: str, **arguments: Any) -> str:

@@ -87,7 +87,8 @@ class Loop:
 
     `operators` are those of the step, `gradient.operators` those of the backward step. `before`, `before_gradient` and
     `after_gradient` are operators of the outer net that run once, around the two. `overwritten` maps blobs of the step
-    to backward blobs of the same shape that may take their memory.
+    to backward blobs of the same shape that may take their memory. `busy` are the outer blobs that other operators in
+    front of the gradient operator read or write.
     """
 
     name: str
@@ -108,6 +109,7 @@ class Loop:
     after_gradient: List[caffe2_pb2.OperatorDef] = field(default_factory=list)
     made: Dict[Any, str] = field(default_factory=dict)
     overwritten: Dict[str, str] = field(default_factory=dict)
+    busy: Set[str] = field(default_factory=set)
 
     @property
     def prefix(self) -> str:
@@ -121,10 +123,14 @@ class Loop:
 
     @property
     def references(self) -> Set[str]:
-        """Outer blobs that the step reads by their own name; every step sees the same."""
-        linked = {link.inner for link in self.links}
-        read = {blob for operator in self.operators for blob in operator.input}
-        return read - self.written - linked - {self.timestep}
+        """Outer blobs that the two steps read by their own name; every step sees the same."""
+        operators, links, written = list(self.operators), list(self.links), self.written
+        if self.gradient is not None:
+            operators += self.gradient.operators
+            links += self.gradient.links + self.gradient.backward_links
+            written = written.union(*(operator.output for operator in self.gradient.operators))
+        read = {blob for operator in operators for blob in operator.input}
+        return read - written - {link.inner for link in links} - {self.timestep}
 
     def link(self, inner: str) -> Optional[Link]:
         return next((link for link in self.links if link.inner == inner), None)
@@ -242,11 +248,26 @@ def read_loops(net: caffe2_pb2.NetDef) -> Dict[int, Loop]:
     """The loops of a net by the position of their forward operator."""
     names = Names(_all_names(net))
     gradients = {operator.input[-1]: operator for operator in net.op if operator.type == GRADIENT_OPERATOR}
-    return {
-        position: _read(operator, gradients.get(operator.output[-1]), names)
-        for position, operator in enumerate(net.op)
-        if operator.type == OPERATOR
-    }
+    loops: Dict[int, Loop] = {}
+    for position, operator in enumerate(net.op):
+        if operator.type == OPERATOR:
+            gradient = gradients.get(operator.output[-1])
+            loops[position] = _read(operator, gradient, names)
+            loops[position].busy = _touched(net, operator, gradient)
+    return loops
+
+
+def _touched(
+    net: caffe2_pb2.NetDef, forward: caffe2_pb2.OperatorDef, gradient: Optional[caffe2_pb2.OperatorDef]
+) -> Set[str]:
+    """The blobs of all operators in front of the gradient operator, but for the forward operator."""
+    touched: Set[str] = set()
+    for operator in net.op:
+        if operator is gradient:
+            break
+        if operator is not forward:
+            touched.update(operator.input, operator.output)
+    return touched
 
 
 def _read(operator: caffe2_pb2.OperatorDef, gradient_operator: Optional[caffe2_pb2.OperatorDef], names: Names) -> Loop:

@@ -1,7 +1,29 @@
 """Which sequences have not ended yet, for all steps at once."""
 
+from typing import List, Optional
+
+from caffe2.python import core
+
+from caffe2_recurrent.rewriting.emit import Emitter
 from caffe2_recurrent.rewriting.loop import Loop
+from caffe2_recurrent.rewriting.sizes import Sizes
 from caffe2_recurrent.wiring import Link
+
+DIMENSIONS = 3
+
+
+def why_no_mask(loop: Loop, lengths: Optional[str], timestep: str, sizes: Sizes) -> Optional[str]:
+    """Why the functions below cannot say what an operator that gets these lengths and this step number does."""
+    if lengths is None:
+        return None
+    if lengths not in loop.references:
+        return "its lengths '{}' are not the same in all steps".format(lengths)
+    if timestep != loop.timestep:
+        return "it counts the steps by '{}', not by the loop's '{}'".format(timestep, loop.timestep)
+    shape = sizes.shape(loop.inputs[0])
+    if shape is not None and len(shape) != DIMENSIONS:
+        return "the first sequence '{}' has {} dimensions".format(loop.inputs[0], len(shape))
+    return None
 
 
 def step_mask(loop: Loop, lengths: str) -> str:
@@ -12,22 +34,49 @@ def step_mask(loop: Loop, lengths: str) -> str:
     """
     key = ("mask", lengths)
     if key not in loop.made:
-        beside, sequence = loop.forward, loop.inputs[0]
-        column = loop.add_before("Slice", [sequence], "mask_column", beside, starts=[0, 0, 0], ends=[-1, -1, 1])
-        ones = loop.add_before("ConstantFill", [column], "mask_ones", beside, value=1.0)
-        by_sequence = loop.add_before("Transpose", [ones], "mask_by_sequence", beside, axes=[1, 0, 2])
-        cut = loop.add_before(
-            "SequenceMask",
-            [by_sequence, lengths],
-            "mask_cut",
-            beside,
-            mode="sequence",
-            axis=1,
-            fill_val=0.0,
-        )
-        outer = loop.add_before("Transpose", [cut], "mask", beside, axes=[1, 0, 2])
-        loop.add_reference(outer)
-        inner = loop.new_blob("mask_t")
-        loop.links.append(Link(inner, outer, 0))
-        loop.made[key] = inner
+        loop.made[key] = _step_of(loop, _mask(loop, lengths), "mask_t")
     return loop.made[key]
+
+
+def emit_only_inside(emitter: Emitter, lengths: str, *blobs: str) -> List[str]:
+    """`blobs` with 0 past the end of the sequences, where they may hold anything: padding need not be numbers."""
+    loop = emitter.loop
+    zero = loop.add_before("ConstantFill", [], "zero", loop.forward, shape=[1], value=0.0)
+    loop.add_reference(zero)
+    inside = emitter.new("Cast", [step_mask(loop, lengths)], "inside", to=core.DataType.BOOL)
+    return [emitter.aten("where", [inside, blob, zero], "only_inside") for blob in blobs]
+
+
+def step_outside(loop: Loop, lengths: str) -> str:
+    """A step-net blob `[1, N, 1]`, 0 where step t is inside the sequence and 1 past its end."""
+    key = ("outside", lengths)
+    if key not in loop.made:
+        mask = _mask(loop, lengths)
+        ones = loop.add_before("ConstantFill", [mask], "outside_ones", loop.forward, value=1.0)
+        outer = loop.add_before("Sub", [ones, mask], "outside", loop.forward)
+        loop.made[key] = _step_of(loop, outer, "outside_t")
+    return loop.made[key]
+
+
+def _mask(loop: Loop, lengths: str) -> str:
+    beside, sequence = loop.forward, loop.inputs[0]
+    column = loop.add_before("Slice", [sequence], "mask_column", beside, starts=[0, 0, 0], ends=[-1, -1, 1])
+    ones = loop.add_before("ConstantFill", [column], "mask_ones", beside, value=1.0)
+    by_sequence = loop.add_before("Transpose", [ones], "mask_by_sequence", beside, axes=[1, 0, 2])
+    cut = loop.add_before(
+        "SequenceMask",
+        [by_sequence, lengths],
+        "mask_cut",
+        beside,
+        mode="sequence",
+        axis=1,
+        fill_val=0.0,
+    )
+    return loop.add_before("Transpose", [cut], "mask", beside, axes=[1, 0, 2])
+
+
+def _step_of(loop: Loop, outer: str, name: str) -> str:
+    loop.add_reference(outer)
+    inner = loop.new_blob(name)
+    loop.links.append(Link(inner, outer, 0))
+    return inner

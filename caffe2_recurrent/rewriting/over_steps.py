@@ -30,6 +30,8 @@ def of_forward(loop: Loop, inner: str, before: int) -> Union[OverSteps, str]:
     link = loop.link(inner)
     if link is not None:
         states = [state.outer_states for state in loop.states]
+        if link.offset not in (SLICES if link.outer in states else (0,)):
+            return "'{}' is linked to another slice of '{}' than that of the step".format(inner, link.outer)
         return OverSteps(lambda sized: _slice(loop, link) if link.outer in states else link.outer)
     if inner in loop.shared or dataflow.writer(loop.gradient.operators, inner) is not None:
         return "'{}' is not kept, but computed again in the backward pass".format(inner)

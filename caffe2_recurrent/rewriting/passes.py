@@ -1,6 +1,6 @@
 """The pass: every rule over every loop of a net, and the net changed at once at the end."""
 
-from typing import Dict, List, Optional, Sequence, Set, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from caffe2.proto import caffe2_pb2
 
@@ -20,9 +20,9 @@ def rewritten(
     loops = read_loops(net)
     rewrites: List[Rewrite] = []
     refusals: List[Refusal] = []
-    changed: Dict[str, Loop] = {}
-    for loop in loops.values():
-        reason = _out_of_reach(loop)
+    changed: Dict[int, Loop] = {}
+    for position, loop in loops.items():
+        reason = _out_of_reach(loop) or _mistakable(loop, net)
         if reason is not None:
             refusals.append(Refusal("all", loop.name, loop.forward.type, reason))
             continue
@@ -30,15 +30,16 @@ def rewritten(
         for rule in rules:
             _apply(rule, loop, sizes, even_if_slower, rewrites, refusals)
         if len(rewrites) > before:
-            changed[loop.outputs[-1]] = loop
+            changed[position] = loop
+    differentiated = {loop.outputs[-1]: loop for loop in changed.values() if loop.gradient is not None}
     operators: Operators = []
-    for operator in net.op:
-        workspaces = {OPERATOR: operator.output[-1:], GRADIENT_OPERATOR: operator.input[-1:]}.get(operator.type, [])
-        found = changed.get(workspaces[0]) if workspaces else None
-        if found is None:
-            operators.append(operator)
+    for position, operator in enumerate(net.op):
+        if position in changed:
+            operators += changed[position].around_forward()
+        elif operator.type == GRADIENT_OPERATOR and operator.input[-1] in differentiated:
+            operators += differentiated[operator.input[-1]].around_gradient()
         else:
-            operators += found.around_forward() if operator.type == OPERATOR else found.around_gradient()
+            operators.append(operator)
     names = tuple(loop.name for loop in loops.values())
     report = Report(names, tuple(rule.name for rule in rules), tuple(rewrites), tuple(refusals), dry_run)
     return operators, report
@@ -47,13 +48,12 @@ def rewritten(
 def _apply(
     rule: Rule, loop: Loop, sizes: Sizes, even_if_slower: bool, rewrites: List[Rewrite], refusals: List[Refusal]
 ) -> None:
-    refused: Set[str] = set()
+    left: List[Refusal] = []
     looking = True
     while looking:
         looking = False
+        left = []
         for site in rule.sites(loop):
-            if site.what in refused:
-                continue
             reason = rule.refusal(loop, site, sizes)
             if reason is None and not even_if_slower:
                 reason = rule.loss(loop, site, sizes)
@@ -62,8 +62,8 @@ def _apply(
                 rewrites.append(Rewrite(rule.name, loop.name, site.what))
                 looking = True
                 break
-            refused.add(site.what)
-            refusals.append(Refusal(rule.name, loop.name, site.what, reason))
+            left.append(Refusal(rule.name, loop.name, site.what, reason))
+    refusals += dict.fromkeys(left)
 
 
 def _out_of_reach(loop: Loop) -> Optional[str]:
@@ -71,4 +71,16 @@ def _out_of_reach(loop: Loop) -> Optional[str]:
         return "it does not run on a CPU, and the rules are made for CPUs"
     if any(window != 1 for given in loop.forward.arg if given.name == "link_window" for window in given.ints):
         return "its steps see windows of several slices"
+    return None
+
+
+def _mistakable(loop: Loop, net: caffe2_pb2.NetDef) -> Optional[str]:
+    """Why it is not certain which operators belong together; a loop and its gradient share their step workspaces."""
+    if loop.gradient is None:
+        return None
+    workspaces = loop.outputs[-1]
+    if sum(operator.type == OPERATOR and operator.output[-1] == workspaces for operator in net.op) > 1:
+        return "another loop has the same step workspaces, '{}'".format(workspaces)
+    if sum(operator.type == GRADIENT_OPERATOR and operator.input[-1] == workspaces for operator in net.op) > 1:
+        return "it has several gradient operators"
     return None

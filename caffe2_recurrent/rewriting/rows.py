@@ -9,8 +9,10 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.rewriting import dataflow
 from caffe2_recurrent.rewriting.loop import Loop
+from caffe2_recurrent.rewriting.sizes import Sizes
 
 FEATURES = 2
+DIMENSIONS = 3
 # Each element from the elements in its place.
 ELEMENTWISE = frozenset(["Copy", "Negative", "Relu", "Scale", "Sigmoid", "Sum", "StopGradient", "Tanh"])
 # Broadcast their second input, so both need rows.
@@ -20,9 +22,9 @@ ALONG_FEATURES = frozenset(["ElementwiseLinear", "FC", "FCTransposed", "Softmax"
 UNITS = frozenset(["GRUUnit", "LSTMUnit"])
 
 
-def with_rows(loop: Loop) -> Set[str]:
+def with_rows(loop: Loop, sizes: Sizes) -> Set[str]:
     """The blobs of the step that are known to have rows; what no rule below speaks of is left out."""
-    rows = {link.inner for link in loop.links}
+    rows = {link.inner for link in loop.links if len(sizes.shape(link.outer) or range(DIMENSIONS)) == DIMENSIONS}
     for operator in loop.operators:
         outputs = _outputs_with_rows(operator, rows)
         rows.difference_update(operator.output)

@@ -2,7 +2,7 @@
 
 A rule looks at one loop at a time. `sites` are the places that it is about, `refusal` says why one of them cannot be
 rewritten, `loss` why it had better not be, `rewrite` changes the loop. The pass asks for sites anew after each rewrite,
-so a rule may change whatever it likes; what it has refused once it is not asked about again.
+so a rule may change whatever it likes, and is asked again about what it has refused before.
 """
 
 import abc

@@ -1,21 +1,33 @@
 """The rules, in the order in which they follow each other."""
 
+from caffe2_recurrent.rewriting.rules.activations import Activations
 from caffe2_recurrent.rewriting.rules.executor_threads import ExecutorThreads
 from caffe2_recurrent.rewriting.rules.forward_links import ForwardLinks
 from caffe2_recurrent.rewriting.rules.gradient_buffer import GradientBuffer
+from caffe2_recurrent.rewriting.rules.gru_unit import GRUUnits
+from caffe2_recurrent.rewriting.rules.invariants import Invariants
 from caffe2_recurrent.rewriting.rules.lstm_unit import LSTMUnits
+from caffe2_recurrent.rewriting.rules.merged_sums import MergedSums
 from caffe2_recurrent.rewriting.rules.parameter_gradients import ParameterGradients
 from caffe2_recurrent.rewriting.rules.scaled_weights import ScaledWeights
+from caffe2_recurrent.rewriting.rules.sequence_operators import SequenceOperators
 from caffe2_recurrent.rewriting.rules.transposed_weights import TransposedWeights
+from caffe2_recurrent.rewriting.rules.unread_blobs import UnreadBlobs
 from caffe2_recurrent.rewriting.rules.zero_gradients import ZeroGradients
 
 RULES = (
+    Invariants(),
+    SequenceOperators(),
     ParameterGradients(),
     TransposedWeights(),
     LSTMUnits(),
+    GRUUnits(),
+    Activations(),
     ScaledWeights(),
     ZeroGradients(),
+    MergedSums(),
     GradientBuffer(),
+    UnreadBlobs(),
     ForwardLinks(),
     ExecutorThreads(),
 )

@@ -50,6 +50,8 @@ class GradientBuffer(Rule):
         writing = dataflow.writer(loop.operators, blob)
         if writing is None or loop.operators[writing].type == "ATen":
             return "'{}' is written by ATen, which cannot write to a slice of an outer blob".format(blob)
+        if gradient.sequence in loop.busy:
+            return "other operators use '{}' before it holds the sequence's gradient".format(gradient.sequence)
         if any(state.outer_states == gradient.sequence for state in loop.states):
             return "the sequence's gradient holds another blob already"
         shape = sizes.shape(loop.inputs[0])

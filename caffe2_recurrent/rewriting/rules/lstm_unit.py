@@ -19,7 +19,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.rewriting import dataflow
 from caffe2_recurrent.rewriting.emit import Emitter, aten_is_missing
 from caffe2_recurrent.rewriting.loop import Loop
-from caffe2_recurrent.rewriting.masks import step_mask
+from caffe2_recurrent.rewriting.masks import emit_only_inside, step_mask, why_no_mask
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.sizes import Sizes
 
@@ -111,7 +111,7 @@ class LSTMUnits(Rule):
             return "the backward step computes '{}' again".format(unit.cell)
         if sizes.state_size(loop, unit.cell_prev) is None:
             return "the size of the state '{}' is not known; give shapes".format(unit.cell_prev)
-        return None
+        return why_no_mask(loop, unit.lengths, unit.timestep, sizes)
 
     def loss(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
         unit = _unit(loop.operators[site.where])
@@ -131,7 +131,7 @@ class LSTMUnits(Rule):
         mask = None if unit.lengths is None else step_mask(loop, unit.lengths)
         drop = bool(dataflow.integer(operator, "drop_states", 0))
         backward = _gradient_position(loop, unit)
-        # Gates that are computed again are not worth a factor each that is kept: those are computed again too.
+        # Where the gates are computed again, the factors are too.
         keep_factors = backward is not None and unit.gates not in loop.shared
         constants = _constants(loop, operator, size, QUARTERS if keep_factors else 1.0)
 
@@ -190,7 +190,7 @@ def _constants(loop: Loop, beside: caffe2_pb2.OperatorDef, size: int, times: flo
     def single(name: str, value: float) -> str:
         return loop.add_before("ConstantFill", [], name, beside, shape=[1], value=value)
 
-    return Constants(
+    constants = Constants(
         scale=columns("lstm_scale", 0.5, 0.5, 0.5, 1.0),
         shift=columns("lstm_shift", 0.0, forget_bias / 2, 0.0, 0.0),
         opening=columns("lstm_opening", times / 2, times / 2, 0.5, 1.0),
@@ -199,10 +199,16 @@ def _constants(loop: Loop, beside: caffe2_pb2.OperatorDef, size: int, times: flo
         share=single("lstm_share", 1 / times),
         is_whole=times == 1.0,
     )
+    for outer in constants:
+        if isinstance(outer, str):
+            loop.add_reference(outer)
+    return constants
 
 
 def _emit_gates(emitter: Emitter, unit: Unit, constants: Constants) -> Opened:
     scaled = emitter.aten("addcmul", [constants.shift, unit.gates, constants.scale], "scaled")
+    if unit.lengths is not None:
+        (scaled,) = emit_only_inside(emitter, unit.lengths, scaled)
     squashed = emitter.aten("tanh", [scaled], "squashed")
     opened = emitter.aten("addcmul", [constants.middle, squashed, constants.opening], "opened")
     return Opened(squashed, *emitter.split(opened, ("i", "f", "o", "g"), FEATURES))

@@ -49,15 +49,11 @@ class ParameterGradients(Rule):
 
     def refusal(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
         assert loop.gradient is not None
-        rows = with_rows(loop)
+        rows = with_rows(loop, sizes)
         for position in site.where:
             reason = _refusal(loop, loop.gradient.operators[position], position, rows)
             if reason is not None:
                 return reason
-        for position in site.where:
-            for share in _shares(loop.gradient.operators[position]):
-                if _destination(loop.gradient, share) is None:
-                    return "'{}' is no gradient that is added up over the steps".format(share)
         return None
 
     def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:

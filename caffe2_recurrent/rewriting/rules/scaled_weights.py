@@ -75,7 +75,7 @@ def _is_needed(loop: Loop, blob: str) -> bool:
     in_backward = gradient is not None and any(
         blob in operator.input or blob in operator.output for operator in gradient.operators
     )
-    return in_backward or loop.link(blob) is not None
+    return in_backward or loop.link(blob) is not None or blob in loop.net.external_output
 
 
 def _product(loop: Loop, adding: int) -> Optional[int]:

@@ -1,0 +1,311 @@
+"""What is measured, section by section, as plain data: lists, dicts, strings and numbers that go into a JSON file.
+
+Times are seconds of one pass, one for each round; what failed stands under "failures" with the first line of its error.
+"""
+
+import contextlib
+import functools
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+import memory
+from interpreters import PASSES as INTERPRETER_PASSES
+from interpreters import Interpreter
+from layers import (
+    OPTIMISED,
+    OURS,
+    PASSES,
+    STOCK,
+    TRAINING,
+    Layer,
+    Shape,
+    difference,
+    lstm_values,
+    optimizer,
+)
+from measuring import Measured, Subject, clocked, faster, measure, set_threads
+from other_interpreter import TorchLSTM, first_line
+from products import Products
+
+TORCH = memory.TORCH
+PRODUCTS = "products alone"
+EXECUTOR = {False: "executor off", True: "executor on"}
+ONLY = ""  # the variant of what has no variants
+
+GROWTH_STEPS = (25, 50, 100, 200, 400, 800, 1600)
+GROWTH_SHAPE = Shape(0, 16, 64, 128)
+# Steps of the short loop that shows what a step keeps: it keeps the same in a long one.
+KEPT_STEPS = 4
+
+Record = Dict[str, Any]
+Say = Callable[[str], None]
+
+
+class Plan(NamedTuple):
+    """What is to be measured, and how often."""
+
+    rounds: int
+    enough: float  # seconds for one row, where that makes more rounds
+    threads: Sequence[int]
+    cells: Dict[str, Sequence[Shape]]
+    growth_steps: Sequence[int]
+    memory_shapes: Sequence[Shape]
+    recompute_shapes: Sequence[Shape]
+
+
+def makers() -> List[str]:
+    return [STOCK, OURS] + ([OPTIMISED] if optimizer() else [])
+
+
+# ----------------------------------------------------------------------------------------------------------- one shape
+
+
+class Contest:
+    """Subjects that do the same, built, compared and timed in turn; they are closed at its end.
+
+    A candidate may enter in several variants, of which the fastest will count.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self.threads, self.failures = threads, {}  # type: int, Dict[str, str]
+        self._subjects: Dict[Tuple[str, str], Callable[[int], float]] = {}
+        self._expected: Optional[Dict[str, np.ndarray]] = None
+        self._closing = contextlib.ExitStack()
+
+    def __enter__(self) -> "Contest":
+        # Before anything is built: threads that start now take their number from it.
+        set_threads(self.threads)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.close()
+
+    def enter(
+        self, name: str, variant: str, make: Callable[[contextlib.ExitStack], Any], own_clock: bool = False
+    ) -> None:
+        """`make` returns what has `run` and, if it is to be compared, `results`; what it opens goes on the stack."""
+        try:
+            entrant = make(self._closing)
+            if hasattr(entrant, "results"):
+                self._compare(entrant.results())
+        except Exception as error:
+            self._failed(name, variant, first_line(error))
+        else:
+            self._subjects[name, variant] = entrant.run if own_clock else clocked(entrant.run)
+
+    def enter_layer(self, name: str, cell: str, maker: str, shape: Shape, pass_: str, **options: Any) -> None:
+        """With the RNN executor off and on."""
+        for executor, variant in EXECUTOR.items():
+
+            def make(stack: contextlib.ExitStack, executor: bool = executor) -> Layer:
+                layer = Layer(cell, maker, shape, pass_, self.threads, executor, **options)
+                stack.callback(layer.close)
+                return layer
+
+            self.enter(name, variant, make)
+
+    def _compare(self, found: Dict[str, np.ndarray]) -> None:
+        if self._expected is None:
+            self._expected = found
+            return
+        problem = difference(found, self._expected)
+        if problem is not None:
+            raise ValueError("it computes something else: {}".format(problem))
+
+    def _failed(self, name: str, variant: str, line: str) -> None:
+        self.failures["{}, {}".format(name, variant) if variant else name] = line
+
+    def time(self, plan: Plan) -> Dict[str, Dict[str, List[float]]]:
+        """Seconds by candidate and variant."""
+        self._expected = None
+        keys = {"{}\n{}".format(*key): key for key in self._subjects}
+        measured: Measured = measure(
+            [Subject(text, self._subjects[key]) for text, key in keys.items()], plan.rounds, plan.enough
+        )
+        for text, line in measured.failures.items():
+            self._failed(*keys[text], line)
+        found: Dict[str, Dict[str, List[float]]] = {}
+        for text, (name, variant) in keys.items():
+            if text in measured.seconds:
+                found.setdefault(name, {})[variant] = [float("{:.4g}".format(s)) for s in measured.seconds[text]]
+        return found
+
+
+# ------------------------------------------------------------------------------------------------------------ sections
+
+
+def times(plan: Plan, interpreters: Sequence[Interpreter], say: Say) -> List[Record]:
+    """All candidates at all shapes, passes and numbers of threads."""
+    return [
+        _times(plan, cell, shape, pass_, threads, interpreters, say)
+        for cell, shapes in plan.cells.items()
+        for shape in shapes
+        for threads in plan.threads
+        for pass_ in PASSES
+    ]
+
+
+def _times(
+    plan: Plan, cell: str, shape: Shape, pass_: str, threads: int, interpreters: Sequence[Interpreter], say: Say
+) -> Record:
+    record: Record = {"cell": cell, "shape": str(shape), "pass": pass_, "threads": threads}
+    products: List[Products] = []
+    with Contest(threads) as contest:
+        for maker in makers():
+            contest.enter_layer(maker, cell, maker, shape, pass_)
+        if cell == "LSTM":
+            contest.enter(TORCH, ONLY, lambda _: _torch(shape, pass_), own_clock=True)
+            for interpreter in interpreters:
+                if pass_ in INTERPRETER_PASSES[interpreter.other.kind]:
+                    contest.enter(
+                        interpreter.other.name,
+                        ONLY,
+                        functools.partial(_prepared, interpreter, shape, pass_, threads),
+                        own_clock=True,
+                    )
+            contest.enter(PRODUCTS, ONLY, lambda stack: _products(stack, products, shape, pass_), own_clock=True)
+        record["seconds"] = contest.time(plan)
+        record["failures"] = contest.failures
+        if PRODUCTS in record["seconds"]:
+            record["products"] = {name: list(found) for name, found in products[0].best().items()}
+    say(_summary(record))
+    return record
+
+
+def _torch(shape: Shape, pass_: str) -> Any:
+    layer = TorchLSTM(shape, pass_ == TRAINING, {name: value.tobytes() for name, value in lstm_values(shape).items()})
+    return _Arrays(layer)
+
+
+class _Arrays:
+    """`TorchLSTM` with results as arrays."""
+
+    def __init__(self, layer: TorchLSTM) -> None:
+        self._layer, self.run = layer, layer.run
+
+    def results(self) -> Dict[str, np.ndarray]:
+        return {
+            name: np.frombuffer(data, np.float32).reshape(size) for name, (size, data) in self._layer.results().items()
+        }
+
+
+def _prepared(interpreter: Interpreter, shape: Shape, pass_: str, threads: int, _: object) -> Interpreter:
+    interpreter.prepare(shape, pass_, threads)
+    return interpreter
+
+
+def _products(stack: contextlib.ExitStack, made: List[Products], shape: Shape, pass_: str) -> Products:
+    made.append(Products(shape, pass_))
+    stack.callback(made[0].close)
+    return made[0]
+
+
+def growth(plan: Plan, say: Say) -> List[Record]:
+    """Ours, at more and more steps, on the first number of threads."""
+    records = []
+    for pass_ in PASSES:
+        for steps in plan.growth_steps:
+            shape = GROWTH_SHAPE._replace(steps=steps)
+            with Contest(plan.threads[0]) as contest:
+                for maker in makers():
+                    if maker != STOCK:
+                        contest.enter_layer(maker, "LSTM", maker, shape, pass_)
+                seconds = contest.time(plan)
+            record = {
+                "pass": pass_,
+                "threads": plan.threads[0],
+                "shape": str(shape),
+                "steps": steps,
+                "seconds": seconds,
+                "failures": contest.failures,
+            }
+            say(_summary(dict(record, cell="LSTM")))
+            records.append(record)
+    return records
+
+
+def peaks(plan: Plan, say: Say) -> List[Record]:
+    """Peak memory of training steps, each in a process of its own."""
+    candidates = [(name, False) for name in (*makers(), TORCH)]
+    candidates += [(name, True) for name in makers() if name != STOCK]
+    records = []
+    for shape in plan.memory_shapes:
+        record: Record = {"shape": str(shape), "bytes": {}, "failures": {}}
+        for name, memory_optimization in candidates:
+            label = with_recompute(name) if memory_optimization else name
+            try:
+                record["bytes"][label] = memory.peak_in_child(name, shape, memory_optimization)
+            except Exception as error:
+                record["failures"][label] = first_line(error)
+        say("memory {}: {}".format(shape, _megabytes(record["bytes"])))
+        records.append(record)
+    return records
+
+
+def recompute(plan: Plan, say: Say) -> List[Record]:
+    """Training with and without `memory_optimization`, and what a step keeps."""
+    records = []
+    for shape in plan.recompute_shapes:
+        kept: Dict[str, int] = {}
+        for threads in plan.threads:
+            with Contest(threads) as contest:
+                for maker in makers():
+                    if maker != STOCK:
+                        contest.enter_layer(maker, "LSTM", maker, shape, TRAINING)
+                        contest.enter_layer(
+                            with_recompute(maker), "LSTM", maker, shape, TRAINING, memory_optimization=True
+                        )
+                seconds = contest.time(plan)
+                if not kept:
+                    kept = _kept(shape, contest)
+            record = {
+                "shape": str(shape),
+                "threads": threads,
+                "seconds": seconds,
+                "kept": kept,
+                "failures": contest.failures,
+            }
+            say(_summary(dict(record, cell="LSTM", **{"pass": TRAINING})))
+            records.append(record)
+    return records
+
+
+def with_recompute(name: str) -> str:
+    return name + ", memory_optimization"
+
+
+def _kept(shape: Shape, contest: Contest) -> Dict[str, int]:
+    """Bytes that one step keeps, by candidate: of the step that keeps most."""
+    short = shape._replace(steps=KEPT_STEPS)
+    found = {}
+    for maker in makers():
+        for memory_optimization in (False, True):
+            name = with_recompute(maker) if memory_optimization else maker
+            try:
+                layer = Layer("LSTM", maker, short, TRAINING, executor=False, memory_optimization=memory_optimization)
+                try:
+                    found[name] = max(layer.kept_by_steps())
+                finally:
+                    layer.close()
+            except Exception as error:
+                contest.failures[name + ", what a step keeps"] = first_line(error)
+    return found
+
+
+def _summary(record: Record) -> str:
+    """A line of progress."""
+    best = {name: 1e3 * min(variants[faster(variants) or ""]) for name, variants in record["seconds"].items()}
+    times_ = ", ".join("{} {:.4g}".format(name, milliseconds) for name, milliseconds in best.items())
+    line = "{} {}, {}, {}: {} ms".format(
+        record["cell"], record["shape"], record["pass"], threads_text(record["threads"]), times_
+    )
+    return line + "".join("\n  FAILED {}: {}".format(*failure) for failure in record["failures"].items())
+
+
+def _megabytes(by_name: Dict[str, int]) -> str:
+    return ", ".join("{} {:.0f} MB".format(name, size / 1e6) for name, size in by_name.items())
+
+
+def threads_text(threads: int) -> str:
+    return "1 thread" if threads == 1 else "{} threads".format(threads)

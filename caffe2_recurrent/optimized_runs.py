@@ -1,0 +1,74 @@
+"""Nets optimised on their way to the engine, for `install(optimize=True)`.
+
+    workspace.CreateNet(net)    =>    workspace.CreateNet(optimised copy of net)
+
+The net itself stays as it was built: scripts inspect theirs, clone them and add gradients to them after they have run
+them once.
+"""
+
+import functools
+from typing import Any, Callable, NamedTuple, Optional
+
+from caffe2.proto import caffe2_pb2
+from caffe2.python import core
+
+from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR
+from caffe2_recurrent.rewriting import Report, optimize
+
+# Functions of caffe2.python.workspace that take a net, or a plan with nets in it, and hand it to the engine.
+NAMES = ("CreateNet", "RunNetOnce", "RunPlan")
+
+
+class Settings(NamedTuple):
+    """How nets are optimised, and who gets the reports."""
+
+    even_if_slower: bool
+    on_report: Optional[Callable[[Report], Any]]
+
+
+class Runner:
+    """One of Caffe2's functions, given an optimised copy of the net that it is called with."""
+
+    def __init__(self, function: Callable[..., Any], settings: Settings) -> None:
+        functools.update_wrapper(self, function)
+        self.settings = settings
+        self._function = function
+
+    def __call__(self, what: Any, *arguments: Any, **named: Any) -> Any:
+        return self._function(self._optimized(what), *arguments, **named)
+
+    def _optimized(self, what: Any) -> Any:
+        if isinstance(what, core.ExecutionStep):
+            # As RunPlan does.
+            what = core.Plan(what)
+        proto = what.Proto() if isinstance(what, (core.Net, core.Plan)) else what
+        if not isinstance(proto, (caffe2_pb2.NetDef, caffe2_pb2.PlanDef)):
+            return what
+        copy = type(proto)()
+        copy.CopyFrom(proto)
+        found = False
+        for net in [copy] if isinstance(copy, caffe2_pb2.NetDef) else copy.network:
+            found = self._optimize(net) or found
+        return copy if found else what
+
+    def _optimize(self, net: caffe2_pb2.NetDef) -> bool:
+        """Optimise `net`; whether there was something to do."""
+        if not _is_whole(net):
+            return False
+        report = optimize(net, even_if_slower=self.settings.even_if_slower)
+        if self.settings.on_report is not None:
+            self.settings.on_report(report)
+        return report.total > 0
+
+
+def _is_whole(net: caffe2_pb2.NetDef) -> bool:
+    """Whether there are loops, and none whose gradient operator is elsewhere and wants the steps as they are."""
+    loops = [operator for operator in net.op if operator.type == OPERATOR]
+    differentiated = {operator.input[-1] for operator in net.op if operator.type == GRADIENT_OPERATOR}
+    return bool(loops) and all(
+        operator.output[-1] in differentiated or not _has_backward_step(operator) for operator in loops
+    )
+
+
+def _has_backward_step(operator: caffe2_pb2.OperatorDef) -> bool:
+    return any(given.name == "backward_step_net" for given in operator.arg)

@@ -1,0 +1,165 @@
+"""Optimising nets in tests: before they are run, without running them, and with something planted in them."""
+
+import contextlib
+
+import numpy as np
+from caffe2.proto import caffe2_pb2
+from caffe2.python import workspace
+from caffe2.python.model_helper import ModelHelper
+
+import caffe2_recurrent
+from caffe2_recurrent import LSTM, optimize
+from caffe2_recurrent.rewriting.rules import RULES
+
+NAMES = [rule.name for rule in RULES]
+LOOP, GRADIENT = "RecurrentNetwork", "RecurrentNetworkGradient"
+TOLERANCE = 2e-5
+T, N, DIM_IN, D = 9, 3, 2, 4
+
+
+class Lines:
+    """Reports of the nets that were optimised, and what they say together."""
+
+    def __init__(self):
+        self.reports = []
+
+    @property
+    def counts(self):
+        return {name: sum(report.counts.get(name, 0) for report in self.reports) for name in NAMES}
+
+    @property
+    def reasons(self):
+        return {(refusal.rule, refusal.reason) for report in self.reports for refusal in report.refusals}
+
+
+@contextlib.contextmanager
+def optimising(rules=None):
+    """Optimise each net with loops, in place, before it is run once; that it is done at once is checked each time."""
+    lines, run = Lines(), workspace.RunNetOnce
+
+    def run_optimised(net):
+        if any(operator.type == LOOP for operator in net.Proto().op):
+            lines.reports.append(optimize(net, rules, even_if_slower=True))
+            assert_done(net, rules)
+        return run(net)
+
+    workspace.RunNetOnce = run_optimised
+    try:
+        yield lines
+    finally:
+        workspace.RunNetOnce = run
+
+
+def assert_done(net, rules=None):
+    """A second call finds nothing to do and changes nothing; the loops say what they wait for."""
+    proto = net if isinstance(net, caffe2_pb2.NetDef) else net.Proto()
+    before = proto.SerializeToString()
+    again = optimize(net, rules, even_if_slower=True)
+    assert again.total == 0, str(again)
+    assert proto.SerializeToString() == before
+    assert undeclared(proto) == []
+
+
+def undeclared(proto):
+    """Blobs of the net that steps read and their operator does not name: a net of type dag would not wait for them."""
+    written = {blob for operator in proto.op for blob in operator.output}
+    found = []
+    for operator in proto.op:
+        names = {LOOP: "step_net", GRADIENT: "backward_step_net"}
+        for given in operator.arg:
+            if given.name == names.get(operator.type):
+                own = {blob for step_operator in given.n.op for blob in step_operator.output}
+                read = {blob for step_operator in given.n.op for blob in step_operator.input}
+                linked = {
+                    blob.decode() for other in operator.arg if "link_internal" in other.name for blob in other.strings
+                }
+                found += sorted((read & written) - own - linked - set(operator.input))
+    return found
+
+
+def difference(found, expected):
+    """The largest difference in proportion to the largest element; NaN and inf must be where they are expected."""
+    if found.shape != expected.shape or not np.array_equal(np.isfinite(found), np.isfinite(expected)):
+        return np.inf
+    found, expected = (np.where(np.isfinite(expected), values, 0) for values in (found, expected))
+    return np.abs(found - expected).max(initial=0) / (1e-2 + np.abs(expected).max(initial=0))
+
+
+def assert_same(found, expected):
+    """Outputs (a list) and gradients (by name), as `comparing.run` and `Cell.run` give them."""
+    for index, (ours, theirs) in enumerate(zip(found[0], expected[0])):
+        assert difference(ours, theirs) < TOLERANCE, "output {}".format(index)
+    assert set(found[1]) == set(expected[1])
+    for name, gradient in expected[1].items():
+        assert difference(found[1][name], gradient) < TOLERANCE, "gradient of {}".format(name)
+
+
+def feed(steps=T, batch=N, size=D, seed=0):
+    """Values for the net of `lstm`."""
+    random = np.random.RandomState(seed)
+    shapes = {"x": (steps, batch, DIM_IN), "h0": (1, batch, size), "c0": (1, batch, size), "dh": (steps, batch, size)}
+    for name, shape in shapes.items():
+        workspace.FeedBlob(name, random.uniform(-1, 1, shape).astype(np.float32))
+    workspace.FeedBlob("lengths", random.randint(0, steps + 1, batch).astype(np.int32))
+
+
+def lstm(builder=LSTM, lengths=False, gradients=True, name="model", **options):
+    """A model of one LSTM, values for it, and the blobs that it must leave as they would be."""
+    model = ModelHelper(name)
+    outputs = builder(model, "x", "lengths" if lengths else None, ("h0", "c0"), DIM_IN, D, "layer", **options)
+    found = model.net.AddGradientOperators({outputs[0]: model.net.AddExternalInput("dh")}) if gradients else {}
+    feed()
+    random = np.random.RandomState(1)
+    shapes = {"i2h_w": (4 * D, DIM_IN), "i2h_b": (4 * D,), "gates_t_w": (4 * D, D), "gates_t_b": (4 * D,)}
+    for parameter, shape in shapes.items():
+        workspace.FeedBlob("layer/" + parameter, random.uniform(-1, 1, shape).astype(np.float32))
+    visible = [str(blob) for blob in outputs]
+    visible += [str(found[blob]) for blob in ("x", "h0", "c0", *map(str, model.params)) if blob in found]
+    return model, visible
+
+
+def values(blobs):
+    return [workspace.FetchBlob(blob) for blob in blobs], {}
+
+
+def run(model, blobs):
+    workspace.RunNetOnce(model.net)
+    return values(blobs)
+
+
+def operator(net, kind=LOOP):
+    """The one operator of this kind."""
+    (found,) = [operator for operator in net.Proto().op if operator.type == kind]
+    return found
+
+
+def argument(of, name):
+    (found,) = [given for given in of.arg if given.name == name]
+    return found
+
+
+def step(net):
+    return argument(operator(net), "step_net").n
+
+
+def backward_step(net):
+    return argument(operator(net, GRADIENT), "backward_step_net").n
+
+
+def reasons(net, rule, **options):
+    """Why a rule leaves alone what it does, without changing the net."""
+    before = (net.Proto() if hasattr(net, "Proto") else net).SerializeToString()
+    report = optimize(net, [rule], dry_run=True, **{"even_if_slower": True, **options})
+    assert (net.Proto() if hasattr(net, "Proto") else net).SerializeToString() == before
+    return [refusal.reason for refusal in report.refusals]
+
+
+def as_read_from_a_file(net):
+    """The same net from its bytes."""
+    return caffe2_pb2.NetDef.FromString(net.Proto().SerializeToString())
+
+
+def without_aten(monkeypatch):
+    for module in vars(caffe2_recurrent.rewriting.rules).values():
+        if hasattr(module, "aten_is_missing"):
+            monkeypatch.setattr(module, "aten_is_missing", lambda: True)

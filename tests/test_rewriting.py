@@ -1,0 +1,544 @@
+"""`optimize`: which nets it takes, what it reports, and that it is all or nothing."""
+
+import numpy as np
+import pytest
+from caffe2.proto import caffe2_pb2
+from caffe2.python import core, gru_cell, optimizer, rnn_cell, workspace
+from caffe2.python.model_helper import ModelHelper
+from google.protobuf import text_format
+
+import comparing
+import rewriting_support as support
+import step_memory
+import step_nets
+from caffe2_recurrent import LSTM, MILSTM, optimize, recurrent_net
+from caffe2_recurrent.rewriting.rules import RULES, forward_links
+from rewriting_support import LOOP, D, N, T
+
+STEPS = ("step_net", "backward_step_net")
+
+
+def bytes_of(net):
+    return (net.Proto() if isinstance(net, core.Net) else net).SerializeToString()
+
+
+def optimised(net, **options):
+    report = optimize(net, **{"even_if_slower": True, **options})
+    assert report.total
+    support.assert_done(net.net if isinstance(net, ModelHelper) else net)
+    return report
+
+
+def with_steps_as_text(net):
+    """As nets were written before 2018: the steps as strings."""
+    proto = support.as_read_from_a_file(net)
+    for operator in proto.op:
+        for given in operator.arg:
+            if given.name in STEPS:
+                text = text_format.MessageToString(given.n).encode()
+                given.ClearField("n")
+                given.s = text
+    return proto
+
+
+FORMS = {
+    "model": lambda model: model,
+    "net": lambda model: model.net,
+    "proto": lambda model: model.net.Proto(),
+    "bytes": lambda model: support.as_read_from_a_file(model.net),
+    "text": lambda model: text_format.Parse(text_format.MessageToString(model.net.Proto()), caffe2_pb2.NetDef()),
+    "steps as text": lambda model: with_steps_as_text(model.net),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("lengths", [True, False], ids=["lengths", "no lengths"])
+def test_every_form_of_a_net(form, lengths):
+    expected = support.run(*support.lstm(lengths=lengths))
+    workspace.ResetWorkspace()
+    model, blobs = support.lstm(lengths=lengths)
+    net = FORMS[form](model)
+    report = optimize(net, even_if_slower=True)
+    assert report.counts["lstm_unit"] == report.counts["parameter_gradients"] == 1
+    if isinstance(net, caffe2_pb2.NetDef) and form != "proto":
+        workspace.RunNetOnce(core.Net(net))
+        support.assert_same(support.values(blobs), expected)
+    else:
+        support.assert_same(support.run(model, blobs), expected)
+
+
+def by_caffe2(name):
+    """A model by one of Caffe2's own builders, and its first output."""
+    model, scope = ModelHelper("model"), "layer"
+    lengths, two = "lengths", ("h0", "c0")
+    if name == "gru":
+        outputs = gru_cell.GRU(model, "x", lengths, two[:1], support.DIM_IN, D, scope)
+    elif name == "attention":
+        kind = rnn_cell.AttentionType.Regular
+        states = ("h0", "c0", "context", D, "encoder", None)
+        outputs = rnn_cell.LSTMWithAttention(
+            model, "x", lengths, *states, support.DIM_IN, D, scope, outputs_with_grads=(0,), attention_type=kind
+        )
+        workspace.FeedBlob("context", np.zeros((N, D), dtype=np.float32))
+        workspace.FeedBlob("encoder", np.random.RandomState(3).rand(5, N, D).astype(np.float32))
+    elif name == "layers":
+        outputs = rnn_cell.LSTM(model, "x", lengths, two * 2, support.DIM_IN, [D, D], scope, outputs_with_grads=(0,))
+    else:
+        outputs = getattr(rnn_cell, name)(model, "x", lengths, two, support.DIM_IN, D, scope)
+    return model, outputs[0]
+
+
+def run_by_caffe2(name, seen):
+    workspace.ResetWorkspace()
+    support.feed()
+    model, output = by_caffe2(name)
+    gradients = model.net.AddGradientOperators({output: model.net.AddExternalInput("dh")})
+    workspace.RunNetOnce(model.param_init_net)
+    random = np.random.RandomState(8)
+    for blob in sorted(map(str, model.params)):
+        workspace.FeedBlob(blob, random.uniform(-1, 1, workspace.FetchBlob(blob).shape).astype(np.float32))
+    seen(model)
+    return support.run(model, [output, *(gradients[str(blob)] for blob in model.params if str(blob) in gradients)])
+
+
+@pytest.mark.parametrize("name", ["LSTM", "MILSTM", "LayerNormLSTM", "layers", "attention", "gru"])
+def test_loops_by_caffe2s_own_builders(name):
+    expected = run_by_caffe2(name, lambda model: None)
+    found = run_by_caffe2(name, optimised)
+    support.assert_same(found, expected)
+
+
+def several_loops(nets, **options):
+    """Two layers of two directions, and the blobs to compare."""
+    workspace.ResetWorkspace()
+    support.feed()
+    sizes, states = [D, D, 5, 5], []
+    for index, size in enumerate(sizes):
+        for kind in "hc":
+            states.append("{}{}".format(kind, index + 1))
+            random = np.random.RandomState(index)
+            workspace.FeedBlob(states[-1], random.uniform(-1, 1, (1, N, size)).astype(np.float32))
+    model = ModelHelper("model")
+    outputs = LSTM(
+        model,
+        "x",
+        "lengths",
+        states,
+        support.DIM_IN,
+        [D, 5],
+        "layers",
+        bidirectional=True,
+        outputs_with_grads="auto",
+        **options,
+    )
+    loss = model.net.SumElements(model.net.Tanh(outputs[0]), "loss")
+    model.AddGradientOperators([loss])
+    random = np.random.RandomState(4)
+    workspace.RunNetOnce(model.param_init_net)
+    for blob in sorted(map(str, model.params)):
+        workspace.FeedBlob(blob, random.uniform(-1, 1, workspace.FetchBlob(blob).shape).astype(np.float32))
+    nets(model)
+    return support.run(model, ["loss", *(model.param_to_grad[blob] for blob in model.params)])
+
+
+@pytest.mark.parametrize("kind", ["simple", "dag"])
+def test_layers_of_two_directions(kind):
+    reports = []
+
+    def of_kind(model):
+        model.net.Proto().type = kind
+        model.net.Proto().num_workers = 3
+
+    def both(model):
+        reports.append(optimised(model))
+        of_kind(model)
+
+    support.assert_same(several_loops(both), several_loops(of_kind))
+    assert len(reports[0].loops) == 4
+    assert str(reports[0]).count("\n  lstm_unit: ") == 4
+    assert reports[0].counts["lstm_unit"] == reports[0].counts["gradient_buffer"] == 4
+
+
+def test_two_loops_over_one_sequence_that_share_their_parameters():
+    def run(change):
+        workspace.ResetWorkspace()
+        model, _ = support.lstm(gradients=False)
+        first = "layer/hidden_t_all"
+        second = LSTM(model, "x", None, ("c0", "h0"), support.DIM_IN, D, "layer")[0]
+        given = model.net.AddExternalInput("dh")
+        gradients = model.net.AddGradientOperators({core.BlobReference(first): given, second: given})
+        change(model)
+        return support.run(model, [first, second, *(gradients[str(blob)] for blob in [*model.params, "x"])])
+
+    support.assert_same(run(optimised), run(lambda model: None))
+
+
+def test_loops_of_one_name_are_told_apart():
+    """Caffe2's builder gives two loops of one scope the same step workspaces."""
+
+    def run(change, gradients):
+        workspace.ResetWorkspace()
+        net, outputs = core.Net("outer"), []
+        for _ in range(2):
+            step_net = step_nets.lstm()
+            step_net.options.pop("forward_only", None)
+            options = {} if gradients else {"forward_only": True}
+            outputs += comparing.build(recurrent_net, step_net, net, scope="same", **options)[1][:1]
+        first, second = (operator for operator in net.Proto().op if operator.type == LOOP)
+        renamed = str(second.output[-1])
+        for name, value in step_net.outer.items():
+            workspace.FeedBlob(name, value)
+        found = {}
+        if gradients:
+            workspace.FeedBlob("seed", np.ones((3, 2, 3), dtype=np.float32))
+            found = net.AddGradientOperators({outputs[1]: net.AddExternalInput("seed")})
+        for operator in net.Proto().op:
+            for blobs in (operator.input, operator.output):
+                for index, blob in enumerate(blobs):
+                    blobs[index] = first.output[-1] if blob == renamed else blob
+        report = change(net)
+        workspace.RunNetOnce(net)
+        return support.values([*outputs, *found.values()]), report
+
+    for gradients in (False, True):
+        expected, _ = run(lambda net: None, gradients)
+        found, report = run(lambda net: optimize(net, even_if_slower=True), gradients)
+        support.assert_same(found, expected)
+        reasons = {refusal.reason for refusal in report.refusals if refusal.rule == "all"}
+        assert reasons == (
+            {"another loop has the same step workspaces, 'same/step_workspaces'"} if gradients else set()
+        )
+        assert bool(report.total) is not gradients
+
+
+def test_a_net_without_loops():
+    net = core.Net("net")
+    net.Tanh("x", "y")
+    before = bytes_of(net)
+    report = optimize(net)
+    assert (report.total, report.loops, str(report)) == (0, (), "no RecurrentNetwork operator in the net")
+    assert set(report.counts.values()) == {0} and bytes_of(net) == before
+
+
+def test_a_net_without_gradient_operators():
+    """Its step no longer fits the backward step, so that one is taken away."""
+    expected = support.run(*support.lstm(gradients=False))
+    workspace.ResetWorkspace()
+    model, blobs = support.lstm(gradients=False)
+    report = optimised(model)
+    assert report.counts["lstm_unit"] == 1 and report.counts["parameter_gradients"] == 0
+    support.assert_same(support.run(model, blobs), expected)
+    with pytest.raises(ValueError, match="optimize it after AddGradientOperators"):
+        model.net.AddGradientOperators([blobs[0]])
+
+
+def test_a_gpu():
+    model, _ = support.lstm()
+    support.operator(model.net).device_option.device_type = caffe2_pb2.CUDA
+    assert_left_alone(model.net, "it does not run on a CPU, and the rules are made for CPUs")
+
+
+def test_windows():
+    model, _ = support.lstm()
+    links = len(support.argument(support.operator(model.net), "link_offset").ints)
+    support.operator(model.net).arg.append(core.utils.MakeArgument("link_window", [1] * (links - 1) + [2]))
+    assert_left_alone(model.net, "its steps see windows of several slices")
+
+
+def test_windows_of_one_slice_are_none():
+    model, _ = support.lstm()
+    support.operator(model.net).arg.append(core.utils.MakeArgument("link_window", [1, 1, 1, 1, 1]))
+    assert optimize(model, even_if_slower=True).total
+
+
+def test_two_gradient_operators_of_one_loop():
+    model, blobs = support.lstm()
+    model.net.AddGradientOperators({core.BlobReference(blobs[0]): core.BlobReference("dh")})
+    assert_left_alone(model.net, "it has several gradient operators")
+
+
+def assert_left_alone(net, reason):
+    before = bytes_of(net)
+    report = optimize(net, even_if_slower=True)
+    assert report.total == 0 and bytes_of(net) == before
+    (refusal,) = report.refusals
+    assert refusal == ("all", "layer/hidden_t_all", LOOP, reason)
+    assert str(report).endswith("left alone:\n    all: {}: {}".format(LOOP, reason))
+
+
+def test_a_dry_run_changes_nothing_and_says_what_would_be_done():
+    model, _ = support.lstm()
+    before = bytes_of(model.net)
+    planned = optimize(model, dry_run=True, even_if_slower=True)
+    assert bytes_of(model.net) == before and planned.dry_run
+    done = optimize(model, even_if_slower=True)
+    assert bytes_of(model.net) != before
+    assert (planned.rewrites, planned.refusals, planned.counts) == (done.rewrites, done.refusals, done.counts)
+    count = "{} places".format(done.total)
+    assert str(done).splitlines()[0] == count + " rewritten in 1 loop"
+    assert str(planned).splitlines()[0] == count + " would be rewritten in 1 loop"
+    assert str(planned).splitlines()[1:] == str(done).splitlines()[1:]
+    for rewrite in done.rewrites:
+        assert "  {}: {}".format(rewrite.rule, rewrite.what) in str(done).splitlines()
+
+
+def test_what_was_left_alone_is_listed_with_its_reason():
+    model, _ = support.lstm()
+    report = optimize(model)
+    reasons = {refusal.rule: refusal.reason for refusal in report.refusals}
+    assert reasons["lstm_unit"] == "with 12 elements in a state LSTMUnit is faster"
+    line = "    lstm_unit: LSTMUnit -> 'layer/hidden_t': " + reasons["lstm_unit"]
+    assert line in str(report).splitlines()
+    assert str(optimize(model, rules=["zero_gradients"])).startswith("no places rewritten in 1 loop")
+
+
+def test_a_choice_of_rules():
+    model, _ = support.lstm()
+    report = optimize(model, rules=iter(["forward_links", "transposed_weights"]), even_if_slower=True)
+    assert report.rules == ("transposed_weights", "forward_links")
+    assert report.counts == {"transposed_weights": 1, "forward_links": 1} and report.total == 2
+    assert {rewrite.rule for rewrite in report.rewrites} == set(report.rules)
+    assert optimize(model, rules=[]).counts == {}
+
+
+def test_one_rule_after_another_is_as_good_as_all_at_once():
+    expected = support.run(*support.lstm())
+    for names in (support.NAMES, support.NAMES[::-1]):
+        workspace.ResetWorkspace()
+        model, blobs = support.lstm()
+        counted = {name: optimize(model, [name], even_if_slower=True).total for name in names}
+        assert counted["parameter_gradients"] and counted["lstm_unit"]
+        support.assert_same(support.run(model, blobs), expected)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_an_error_half_way_leaves_the_net_as_it_was(rule, monkeypatch):
+    model, _ = support.lstm(lengths=True)
+    before = bytes_of(model.net)
+
+    def fail(self, loop):
+        raise KeyError("planted")
+
+    monkeypatch.setattr(type(rule), "sites", fail)
+    with pytest.raises(KeyError, match="planted"):
+        optimize(model, even_if_slower=True)
+    assert bytes_of(model.net) == before
+
+
+def test_an_error_after_a_rewrite_leaves_the_net_as_it_was(monkeypatch):
+    model, _ = support.lstm()
+    before = bytes_of(model.net)
+
+    def fail(self, loop, site, sizes):
+        loop.gradient.links.clear()
+        loop.operators.clear()
+        raise KeyError("planted")
+
+    monkeypatch.setattr(forward_links.ForwardLinks, "rewrite", fail)
+    with pytest.raises(KeyError, match="planted"):
+        optimize(model, even_if_slower=True)
+    assert bytes_of(model.net) == before
+    monkeypatch.undo()
+    optimised(model)
+
+
+def test_without_aten_the_other_rules_still_apply(monkeypatch):
+    support.without_aten(monkeypatch)
+    expected = support.run(*support.lstm())
+    workspace.ResetWorkspace()
+    model, blobs = support.lstm()
+    report = optimize(model, even_if_slower=True)
+    assert ("lstm_unit", "this Caffe2 has no ATen operator") in [(r.rule, r.reason) for r in report.refusals]
+    assert report.counts["parameter_gradients"] == report.counts["transposed_weights"] == 1
+    steps = [*support.step(model.net).op, *support.backward_step(model.net).op]
+    assert "ATen" not in [operator.type for operator in [*steps, *model.net.Proto().op]]
+    support.assert_same(support.run(model, blobs), expected)
+
+
+def test_the_net_can_be_used_as_before():
+    model, blobs = support.lstm()
+    optimised(model)
+    net = model.net
+    assert all(net.BlobIsDefined(blob) for blob in blobs)
+    assert net.BlobIsDefined("layer/gates_t_w_transposed") and not net.BlobIsDefined("layer/gates_t")
+    net.Tanh(blobs[0], "more")
+    assert str(net.NextBlob("layer/gates_t_w_transposed")) != "layer/gates_t_w_transposed"
+    workspace.CreateNet(net)
+    workspace.RunNet(net, 2)
+    np.testing.assert_allclose(workspace.FetchBlob("more"), np.tanh(workspace.FetchBlob(blobs[0])), rtol=1e-5)
+    copy = net.Clone("copy")
+    workspace.RunNetOnce(copy)
+
+
+def test_new_names_are_those_that_nobody_has():
+    expected = support.run(*support.lstm())
+    workspace.ResetWorkspace()
+    model, blobs = support.lstm()
+    taken = ["layer/gates_t_w_transposed", "layer/lstm_scale", "layer/zeros"]
+    for name in taken:
+        model.net.AddExternalInput(name)
+        workspace.FeedBlob(name, np.array([7.0], dtype=np.float32))
+    optimised(model)
+    support.assert_same(support.run(model, blobs), expected)
+    assert [workspace.FetchBlob(name).tolist() for name in taken] == [[7.0]] * 3
+
+
+@pytest.mark.parametrize("memory", [True, False], ids=["recomputed", "kept"])
+@pytest.mark.parametrize("executor", [True, False], ids=["executor", "plain"])
+def test_sizes_may_change_from_run_to_run(memory, executor):
+    options = {"lengths": True, "memory_optimization": memory}
+
+    def run(change):
+        workspace.ResetWorkspace()
+        model, blobs = support.lstm(**options)
+        change(model)
+        comparing.configure(model.net, executor)
+        workspace.CreateNet(model.net)
+        found = []
+        for seed, (steps, batch) in enumerate([(T, N), (2, 1), (14, 5), (1, 2), (14, 5), (3, 7)]):
+            support.feed(steps, batch, seed=seed)
+            workspace.RunNet(model.net)
+            found += support.values(blobs)[0]
+        return found, {}
+
+    support.assert_same(run(optimised), run(lambda model: None))
+
+
+def test_no_steps():
+    def run(change):
+        workspace.ResetWorkspace()
+        model, blobs = support.lstm()
+        change(model)
+        support.feed(steps=0)
+        return support.run(model, blobs[4:])
+
+    support.assert_same(run(optimised), run(lambda model: None))
+
+
+def test_a_training_net_and_one_that_only_runs_forward_share_parameters():
+    def run(change):
+        workspace.ResetWorkspace()
+        trained, blobs = support.lstm()
+        change(trained)
+        evaluated, outputs = support.lstm(gradients=False, name="evaluated", forward_only=True)
+        found = []
+        for model in (trained, evaluated):
+            workspace.CreateNet(model.net)
+        for seed in range(3):
+            support.feed(seed=seed)
+            workspace.RunNet(trained.net)
+            found += support.values(blobs)[0]
+            support.feed(steps=4, seed=seed)
+            workspace.RunNet(evaluated.net)
+            found += support.values(outputs)[0]
+        return found, {}
+
+    support.assert_same(run(optimised), run(lambda model: None))
+
+
+@pytest.mark.parametrize("builder", [LSTM, MILSTM], ids=lambda builder: builder.__name__)
+@pytest.mark.parametrize("kind", ["simple", "dag", "async_scheduling"])
+def test_training_gives_the_same_parameters(builder, kind):
+    def train(change):
+        workspace.ResetWorkspace()
+        np.random.seed(1)
+        model = ModelHelper("model")
+        support.feed()
+        outputs = builder(model, "x", "lengths", ("h0", "c0"), support.DIM_IN, D, "layer")
+        model.AddGradientOperators([model.net.SumElements(model.net.Tanh(outputs[0]), "loss")])
+        random = np.random.RandomState(2)
+        optimizer.build_adam(model, base_learning_rate=0.01)
+        workspace.RunNetOnce(model.param_init_net)
+        for blob in sorted(map(str, model.params)):
+            workspace.FeedBlob(blob, random.uniform(-1, 1, workspace.FetchBlob(blob).shape).astype(np.float32))
+        change(model)
+        model.net.Proto().type, model.net.Proto().num_workers = kind, 3
+        workspace.CreateNet(model.net)
+        workspace.RunNet(model.net, 25)
+        return support.values(["loss", *model.params])
+
+    found, expected = train(optimised), train(lambda model: None)
+    for ours, theirs in zip(found[0], expected[0]):
+        assert support.difference(ours, theirs) < 1e-3
+
+
+# Sizes.
+
+
+def large(name="model", **options):
+    model = ModelHelper(name)
+    LSTM(model, "x", None, ("h0", "c0"), 3, 80, "layer", forward_only=True, **options)
+    return model
+
+
+SHAPES = {"x": (20, 16, 3), "h0": (1, 16, 80), "c0": (1, 16, 80)}
+
+
+def refusals(report):
+    return {refusal.rule: refusal.reason for refusal in report.refusals}
+
+
+def test_sizes_that_are_given():
+    counts = optimize(large(), shapes=SHAPES).counts
+    assert counts["lstm_unit"] == counts["transposed_weights"] == 1
+
+
+def test_sizes_of_the_blobs_in_the_workspace():
+    for name, shape in SHAPES.items():
+        workspace.FeedBlob(name, np.zeros(shape, dtype=np.float32))
+    assert optimize(large()).counts["lstm_unit"] == 1
+
+
+def test_sizes_that_are_given_come_before_those_of_the_workspace():
+    for name, shape in SHAPES.items():
+        workspace.FeedBlob(name, np.zeros(shape, dtype=np.float32))
+    report = optimize(large(), shapes={"x": (3, 1, 3), "h0": (1, 1, 80), "c0": (1, 1, 80)})
+    assert refusals(report)["lstm_unit"] == "with 80 elements in a state LSTMUnit is faster"
+    assert refusals(report)["transposed_weights"] == "with 3 steps it costs more than it gains"
+
+
+def test_sizes_that_are_not_known():
+    expected = "the size of the state 'layer/cell_t_prev' is not known; give shapes"
+    assert refusals(optimize(large()))["lstm_unit"] == expected
+    workspace.FeedBlob("c0", "a string")
+    workspace.C.Workspace.current.create_blob("h0")
+    assert refusals(optimize(large()))["lstm_unit"] == expected
+
+
+def test_sizes_of_a_second_layer_follow_from_the_first():
+    model = ModelHelper("model")
+    states = ("h0", "c0", "h1", "c1")
+    LSTM(model, "x", None, states, 3, [80, 90], "layer", forward_only=True)
+    shapes = {**SHAPES, "h1": (90,), "c1": (90,)}
+    assert optimize(model, shapes=shapes).counts["lstm_unit"] == 2
+
+
+def test_shapes_that_contradict_the_net_are_no_error():
+    report = optimize(large(), shapes={"x": (2,), "h0": (), "c0": (5, 5, 5, 5)}, dry_run=True)
+    assert report.loops == ("layer/hidden_t_all",)
+
+
+# Memory.
+
+
+def kept(builder=LSTM, change=lambda model: None, **options):
+    workspace.ResetWorkspace()
+    model, _ = support.lstm(builder, lengths=True, **options)
+    change(model)
+    workspace.RunNetOnce(model.net)
+    return step_memory.owned_bytes(model.net)
+
+
+@pytest.mark.parametrize("executor", [True, False], ids=["executor", "plain"])
+def test_with_memory_optimization_a_step_keeps_its_number_alone(executor):
+    def change(model):
+        optimised(model)
+        comparing.configure(model.net, executor)
+
+    assert kept(change=change, memory_optimization=True) == [4] * T
+
+
+def test_a_step_of_an_lstm_keeps_half_of_what_it_kept():
+    """The factor of the cell and the forget gate, where there were the gates."""
+    assert kept() == [4 + 4 * N * 4 * D] * T
+    assert max(kept(change=optimised)) <= 4 + 4 * N * 2 * D

@@ -1,0 +1,109 @@
+"""Every error that `optimize` and `install` raise about their arguments, with its text; the net stays as it was."""
+
+import numpy as np
+import pytest
+from caffe2.python import core
+
+import rewriting_support as support
+from caffe2_recurrent import install, optimize
+from errors_support import listed, snapshot
+
+KNOWN = ", ".join("'{}'".format(name) for name in support.NAMES[:12])
+LEFT_OUT = len(support.NAMES) - 12
+RULES = KNOWN + (" and {} more".format(LEFT_OUT) if LEFT_OUT > 0 else "")
+SIZES = "must be whole numbers from 1 on, like (20, 128, 40)"
+
+
+def refused(**arguments):
+    """The text of the error; the net is as it was and can be optimised afterwards."""
+    model, _ = support.lstm()
+    before = snapshot(model.net)
+    with pytest.raises(TypeError) as caught:
+        optimize(model, **arguments)
+    assert snapshot(model.net) == before
+    assert optimize(model, even_if_slower=True).total
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("value", [None, "net", 3, [core.Net("a")]], ids=repr)
+def test_what_is_no_net(value):
+    with pytest.raises(TypeError) as caught:
+        optimize(value)
+    expected = "optimize: model_or_net must be a ModelHelper, a core.Net or a NetDef; got {!r} of type {}"
+    shown = repr(value) if len(repr(value)) <= 60 else repr(value)[:57] + "..."
+    assert str(caught.value) == expected.replace("{!r}", "{}").format(shown, type(value).__name__)
+
+
+@pytest.mark.parametrize("value", ["lstm_unit", b"lstm_unit", 3, True], ids=repr)
+def test_rules_that_are_no_list(value):
+    expected = "optimize: rules must be a list of names; got {!r} of type {}".format(value, type(value).__name__)
+    assert refused(rules=value) == expected
+
+
+@pytest.mark.parametrize("value", ["lstm_units", 3, None], ids=repr)
+def test_unknown_rules(value):
+    expected = "optimize: rules has {!r} of type {}; the rules are {}".format(value, type(value).__name__, RULES)
+    assert refused(rules=["lstm_unit", value]) == expected
+
+
+@pytest.mark.parametrize("value", [[("x", (1, 2))], "x", 3], ids=repr)
+def test_shapes_that_are_no_mapping(value):
+    expected = "optimize: shapes must map blobs to their dimensions, like {{'x': (20, 128, 40)}}; got {!r} of type {}"
+    assert refused(shapes=value) == expected.format(value, type(value).__name__)
+
+
+@pytest.mark.parametrize("value", [(1, 0), (-1,), (1.0, 2), ("2",), "23", b"23", 3, None, (True, 2)], ids=repr)
+def test_shapes_of_the_wrong_kind(value):
+    expected = "optimize: shapes['x'] {}; got {!r} of type {}".format(SIZES, value, type(value).__name__)
+    assert refused(shapes={"x": value}) == expected
+
+
+def test_shapes_of_what_is_no_blob():
+    assert refused(shapes={3: (1, 2)}) == "optimize: shapes maps blobs or their names; got 3 of type int"
+
+
+@pytest.mark.parametrize("flag", ["dry_run", "even_if_slower"])
+@pytest.mark.parametrize("value", ["no", 2, None, 1.0], ids=repr)
+def test_flags(flag, value):
+    expected = "optimize: {} must be True or False; got {!r} of type {}".format(flag, value, type(value).__name__)
+    assert refused(**{flag: value}) == expected
+
+
+def test_everything_at_once():
+    model, _ = support.lstm()
+    before = snapshot(model.net)
+    with pytest.raises(TypeError) as caught:
+        optimize(3, rules="all", shapes={3: (1,), "x": 0}, dry_run="no", even_if_slower="no")
+    assert snapshot(model.net) == before
+    assert str(caught.value) == listed(
+        "optimize",
+        "model_or_net must be a ModelHelper, a core.Net or a NetDef; got 3 of type int",
+        "shapes maps blobs or their names; got 3 of type int",
+        "shapes['x'] {}; got 0 of type int".format(SIZES),
+        "dry_run must be True or False; got 'no' of type str",
+        "even_if_slower must be True or False; got 'no' of type str",
+        "rules must be a list of names; got 'all' of type str",
+    )
+
+
+def test_shapes_of_every_right_kind():
+    model, _ = support.lstm()
+    shapes = {core.BlobReference("x"): np.array([9, 3, 2]), "h0": [3, 4], "c0": (np.int64(4),)}
+    assert optimize(model, shapes=shapes, even_if_slower=1, dry_run=np.bool_(True)).total
+
+
+@pytest.mark.parametrize("flag", ["optimize", "even_if_slower"])
+def test_flags_of_install(flag):
+    with pytest.raises(TypeError) as caught:
+        install(**{flag: "yes"})
+    assert str(caught.value) == "install: {} must be True or False; got 'yes' of type str".format(flag)
+
+
+def test_a_receiver_of_reports_that_is_none():
+    with pytest.raises(TypeError) as caught:
+        install(optimize="yes", on_report=3)
+    assert str(caught.value) == listed(
+        "install",
+        "optimize must be True or False; got 'yes' of type str",
+        "on_report must be a function that takes a Report; got 3 of type int",
+    )

@@ -1,0 +1,69 @@
+"""The rules over random step nets and random LSTMs: values and gradients of a numpy loop, and idle the second time."""
+
+from caffe2.python import workspace
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import comparing
+import random_step_nets
+import rewriting_support as support
+from caffe2_recurrent import recurrent_net
+from caffe2_recurrent.rewriting.rules.forward_links import ForwardLinks
+from caffe2_recurrent.rewriting.rules.parameter_gradients import ParameterGradients
+from cells import CELLS, N
+from test_cells import choices
+from test_random_step_nets import drawn_options, seeds
+
+chosen_rules = st.none() | st.sets(st.sampled_from(support.NAMES), min_size=1)
+
+
+@settings(max_examples=60)
+@given(seeds, st.integers(1, 3), st.booleans(), chosen_rules)
+def test_random_step_nets(seed, sequences, executor, rules):
+    workspace.ResetWorkspace()
+    step_net = random_step_nets.step_net(seed, sequences)
+    with support.optimising(rules):
+        comparing.assert_right(recurrent_net, step_net, executor=executor, **drawn_options(seed, step_net))
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_random_sizes_lengths_options_and_rules_of_cells(data):
+    workspace.ResetWorkspace()
+    cell = data.draw(st.sampled_from(CELLS))
+    steps = data.draw(st.integers(1, 5))
+    options = {flag: data.draw(st.booleans()) for flag in cell.memory}
+    options["outputs_with_grads"] = data.draw(st.sampled_from(choices(cell)))
+    lengths = data.draw(st.none() | st.lists(st.integers(0, steps), min_size=N, max_size=N))
+    rank, seed = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 99))
+    changed = cell.but(steps=steps, lengths=lengths, rank=rank, seed=seed, options=options)
+    with support.optimising(data.draw(chosen_rules)):
+        changed.assert_right(data.draw(st.booleans()))
+
+
+def test_random_step_nets_give_most_rules_something_to_do():
+    """The properties above would say little if the rules found nothing."""
+    with support.optimising() as lines:
+        for seed in range(40):
+            workspace.ResetWorkspace()
+            step_net = random_step_nets.step_net(seed, 1 + seed % 3)
+            comparing.run(recurrent_net, step_net, **drawn_options(seed, step_net))
+    for rule in ("parameter_gradients", "transposed_weights", "forward_links", "executor_threads"):
+        assert lines.counts[rule] >= 10, rule
+    for rule in ("parameter_gradients", "forward_links", "executor_threads"):
+        assert any(name == rule for name, _ in lines.reasons), rule
+
+
+def test_a_rule_that_forgets_something_is_found(monkeypatch):
+    """Links that the backward step needs, because it writes to them, are taken away."""
+    monkeypatch.setattr(ForwardLinks, "refusal", lambda *_: None)
+    monkeypatch.setattr(ParameterGradients, "rewrite", lambda self, loop, site, sizes: loop.gradient.parameters.clear())
+    wrong = 0
+    for seed in range(12):
+        workspace.ResetWorkspace()
+        try:
+            with support.optimising(["parameter_gradients", "forward_links"]):
+                comparing.assert_right(recurrent_net, random_step_nets.step_net(seed))
+        except (AssertionError, RuntimeError):
+            wrong += 1
+    assert wrong >= 5

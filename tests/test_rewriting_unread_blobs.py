@@ -1,0 +1,106 @@
+"""The rule `unread_blobs`: what the backward step does not read, in memory that all steps share."""
+
+import numpy as np
+import pytest
+from caffe2.python import core, workspace
+
+import comparing
+import step_memory
+import step_nets
+from caffe2_recurrent import optimize, recurrent_net
+from cells import CELLS
+
+EXECUTOR = pytest.mark.parametrize("executor", [True, False], ids=["executor", "plain"])
+# The backward step of the plain LSTM reads all that its step writes.
+EVERY_CELL = pytest.mark.parametrize("cell", CELLS[1:], ids=lambda cell: cell.name)
+
+
+def run(cell, executor, rules):
+    model, outputs = cell.build()
+    found = {}
+    if not cell.options.get("forward_only"):
+        given = {}
+        for position in cell.positions:
+            name = "gradient_{}".format(position)
+            workspace.FeedBlob(name, cell.output_gradients()[position].astype(np.float32))
+            given[outputs[position]] = model.net.AddExternalInput(name)
+        found = model.net.AddGradientOperators(given)
+    workspace.RunNetOnce(model.param_init_net)
+    cell.feed()
+    report = optimize(model, rules)
+    assert optimize(model, rules).total == 0
+    comparing.configure(model.net, executor)
+    workspace.RunNetOnce(model.net)
+    named = {name: core.BlobReference(cell.full_name(name)) for name in cell.values()}
+    gradients = {name: workspace.FetchBlob(str(found[blob])) for name, blob in named.items() if blob in found}
+    return [workspace.FetchBlob(output) for output in outputs], gradients, report, model
+
+
+@EVERY_CELL
+@EXECUTOR
+def test_less_is_kept_and_nothing_changes(cell, executor):
+    cell = cell.but(lengths=[3, 1])
+    outputs, gradients, _, model = run(cell, executor, [])
+    before = step_memory.owned_bytes(model.net)
+    workspace.ResetWorkspace()
+    new_outputs, new_gradients, report, model = run(cell, executor, ["unread_blobs"])
+    after = step_memory.owned_bytes(model.net)
+    assert report.counts == {"unread_blobs": 1} and report.refusals == ()
+    assert max(after) < min(before)
+    for found, expected in zip(new_outputs, outputs):
+        np.testing.assert_array_equal(found, expected)
+    assert set(gradients) == set(new_gradients)
+    for name, expected in gradients.items():
+        np.testing.assert_array_equal(new_gradients[name], expected, err_msg=name)
+
+
+@EVERY_CELL
+def test_the_report_names_blobs_that_no_gradient_needs(cell):
+    _, _, report, model = run(cell, True, ["unread_blobs"])
+    (rewrite,) = report.rewrites
+    (loop,) = [operator for operator in model.net.Proto().op if operator.type == "RecurrentNetwork"]
+    (backward,) = [argument.n for argument in loop.arg if argument.name == "backward_step_net"]
+    read = {blob for operator in backward.op for blob in [*operator.input, *operator.output]}
+    visible = {blob for operator in model.net.Proto().op for blob in [*operator.input, *operator.output]}
+    linked = {blob.decode() for argument in loop.arg if argument.name == "link_internal" for blob in argument.strings}
+    shared = {blob.strip("'") for blob in rewrite.what.split(", ")}
+    assert shared and shared.isdisjoint(read | visible | linked)
+
+
+@EVERY_CELL
+def test_what_keeps_nothing_is_left_as_it_is(cell):
+    assert run(cell.but(options={"forward_only": True}), True, ["unread_blobs"])[2].total == 0
+    workspace.ResetWorkspace()
+    _, _, report, model = run(cell.remembering_nothing(), True, ["unread_blobs"])
+    assert set(step_memory.owned_bytes(model.net)) == {4}
+
+
+def test_what_the_backward_step_reads_is_kept():
+    (cell, *_) = CELLS
+    assert cell.name == "lstm"
+    assert run(cell, True, ["unread_blobs"])[2].total == 0
+
+
+def shared(make_step, rules=("unread_blobs",)):
+    net, _ = comparing.build(recurrent_net, make_step)
+    for name, value in make_step.outer.items():
+        workspace.FeedBlob(name, value)
+    net.AddGradientOperators([net.Proto().op[-1].output[0]])
+    optimize(net, rules, even_if_slower=True)
+    (loop,) = [operator for operator in net.Proto().op if operator.type == "RecurrentNetwork"]
+    (blobs,) = [given.strings for given in loop.arg if given.name == "recompute_blobs_on_backward"]
+    return [blob.decode() for blob in blobs]
+
+
+def test_what_the_step_exports_stays_where_it_can_be_looked_at():
+    assert "watched" not in shared(step_nets.exported_blob_that_is_no_state())
+
+
+def test_what_the_executor_would_not_hold_back_is_not_shared():
+    make = step_nets.Maker()
+    x, h, w = make.sequence(), make.state(), make.reference("w", step_nets.D)
+    # Nothing reads it, and all that it is made of is there before the first step.
+    make.cell.Tanh(w, "from_outside")
+    make.cell.Scale(make.cell.Tanh(x, "inside"), "unread", scale=2.0)
+    make.link(h, make.cell.Mul([x, h], "h_t"))
+    assert shared(make.done()) == ["inside", "unread"]
