@@ -10,7 +10,7 @@ For each cell, shape, pass and number of threads this times in turn and in one p
 
     stock Caffe2    the builder of caffe2.python, RNN executor on and off, the better of the two
     ours            caffe2_recurrent's, likewise
-    ours optimised  the same net after caffe2_recurrent.rewriting, likewise
+    ours optimised  the same net after caffe2_recurrent.optimize, likewise
     torch.nn.LSTM   of the torch that carries this Caffe2
     NAME            an LSTM in another interpreter, turn by turn in a process of its own
     products alone  the matrix products of the pass, each in its fastest layout

@@ -174,7 +174,7 @@ def _bound(shape: Shape) -> float:
 
 
 def optimizer() -> Optional[Callable[..., Any]]:
-    """`caffe2_recurrent.rewriting`, or None where the package has none."""
+    """`caffe2_recurrent.optimize`, or None where the package has none."""
     found = getattr(caffe2_recurrent, "optimize", None)
     return found if callable(found) else None
 
