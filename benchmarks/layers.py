@@ -224,13 +224,14 @@ class Layer:
                 for position in cell.gradients
             }
             self._gradients = self.model.AddGradientOperators(given)
-        configure(self.model.net, threads, executor)
+        enable_executor(self.model.net, executor)
         fed = self._feed(pass_)
         if maker == OPTIMISED:
             optimize = optimizer()
             if optimize is None:
                 raise RuntimeError("the package has no optimize")
             optimize(self.model, shapes={name: list(value.shape) for name, value in fed.items()})
+        set_executor_threads(self.model.net, threads)
         workspace.CreateNet(self.model.net)
         self._net = self.model.net.Name()
         self._fed = list(fed)
@@ -311,14 +312,20 @@ class Layer:
         Layer._free_workspaces.append(self._workspace)
 
 
-def configure(net: core.Net, threads: int, executor: bool) -> None:
-    """Turn the RNN executor of all loops on, with that many threads, or off."""
+def enable_executor(net: core.Net, executor: bool) -> None:
+    """Turn the RNN executor of all loops on or off."""
     for operator in net.Proto().op:
         if operator.type in LOOPS:
-            caffe2_recurrent.set_rnn_executor_config(operator, num_threads=threads)
             for argument in operator.arg:
                 if argument.name == "enable_rnn_executor":
                     argument.i = int(executor)
+
+
+def set_executor_threads(net: core.Net, threads: int) -> None:
+    """As many threads for the RNN executor as are measured, where `optimize` has not chosen their number."""
+    for operator in net.Proto().op:
+        if operator.type in LOOPS and all(given.name != "rnn_executor.num_threads" for given in operator.arg):
+            caffe2_recurrent.set_rnn_executor_config(operator, num_threads=threads)
 
 
 # --------------------------------------------------------------------------------------------------------- comparison

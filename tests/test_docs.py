@@ -1,11 +1,13 @@
 """Every Python block of the README and of docs/ is run as it stands there, and every public name is in one."""
 
+import re
 import subprocess
 import sys
 
 import pytest
 
 import caffe2_recurrent
+from caffe2_recurrent.rewriting.rules import RULES
 from documents import DOCUMENTS, blocks
 
 BLOCKS = [(path, position, code) for path in DOCUMENTS for position, code in enumerate(blocks(path, "python"))]
@@ -26,3 +28,8 @@ def test_every_public_name_is_documented_and_shown():
     for name in caffe2_recurrent.__all__:
         assert getattr(caffe2_recurrent, name).__doc__, name
         assert name in shown, name
+
+
+def test_every_rule_is_explained_in_their_order():
+    (text,) = [path.read_text(encoding="utf-8") for path in DOCUMENTS if path.name == "optimize.md"]
+    assert re.findall(r"^\| `(\w+)` \|", text, flags=re.MULTILINE) == [rule.name for rule in RULES]

@@ -253,10 +253,10 @@ def test_parameter_gradients_refuses(plant):
 
 def test_values_over_steps_that_cannot_be_had():
     loop = lstm_loop()
-    assert over_steps.of_forward(loop, "nowhere", 0) == "'nowhere' is no blob of the step"
+    assert over_steps.of_forward(loop, "nowhere") == "'nowhere' is no blob of the step"
     loop.operators.append(made("ATen", ["layer/hidden_t"], ["made"], operator="tanh"))
     expected = "'made' is written by ATen, which cannot write to a slice of an outer blob"
-    assert over_steps.of_forward(loop, "made", 0) == expected
+    assert over_steps.of_forward(loop, "made") == expected
 
 
 def test_rows_are_not_those_of_more_dimensions():

@@ -1,8 +1,8 @@
 """What a step-net blob holds in all steps, as one outer blob `[T, N, k]`, for operators that run after the loop.
 
-a sequence, or its gradient          the outer blob itself
-a state, before or after the step    slices 0..T-1 or 1..T of the state blob
-any other blob of the step           linked to a buffer of its own
+    a sequence, or its gradient          the outer blob itself
+    a state, before or after the step    slices 0..T-1 or 1..T of the state blob
+    any other blob of the step           linked to a buffer of its own
 """
 
 from typing import Callable, NamedTuple, Union
@@ -24,8 +24,8 @@ class OverSteps(NamedTuple):
     take: Callable[[Callable[[], str]], str]
 
 
-def of_forward(loop: Loop, inner: str, before: int) -> Union[OverSteps, str]:
-    """The values that the backward operator at position `before` reads of a blob of the forward step, or why not."""
+def of_forward(loop: Loop, inner: str) -> Union[OverSteps, str]:
+    """The values that the backward step reads of a blob of the forward step, or why not."""
     assert loop.gradient is not None
     link = loop.link(inner)
     if link is not None:

@@ -160,7 +160,7 @@ def _refusal(loop: Loop, operator: caffe2_pb2.OperatorDef, position: int, rows: 
 
 
 def _values(loop: Loop, parts: Parts, position: int) -> Tuple[Union[OverSteps, str], Union[OverSteps, str]]:
-    return of_forward(loop, parts.input, position), of_gradient(loop, parts.of_output, position)
+    return of_forward(loop, parts.input), of_gradient(loop, parts.of_output, position)
 
 
 def _move(loop: Loop, operator: caffe2_pb2.OperatorDef, position: int) -> List[str]:
