@@ -591,6 +591,17 @@ def test_executor_threads_leaves_steps_that_may_run_side_by_side():
     assert reason.count("does not depend on") == 1
 
 
+@pytest.mark.parametrize("batch, enabled", [(8191 // support.D, 1), (8192 // support.D + 1, 0)])
+def test_executor_threads_turns_the_executor_off_for_large_states(batch, enabled):
+    model, _ = support.lstm()
+    optimize(model, ["executor_threads"], shapes={"x": (9, batch, support.DIM_IN)})
+    for kind in ("RecurrentNetwork", "RecurrentNetworkGradient"):
+        operator = support.operator(model.net, kind)
+        assert support.argument(operator, "enable_rnn_executor").i == enabled
+        assert [given.i for given in operator.arg if given.name == "rnn_executor.num_threads"] == [1] * enabled
+    assert optimize(model, ["executor_threads"]).total == 0
+
+
 def test_executor_threads_leaves_what_was_set():
     model, _ = support.lstm()
     set_argument(support.operator(model.net), **{"rnn_executor.num_threads": 3})

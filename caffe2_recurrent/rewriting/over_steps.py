@@ -1,8 +1,8 @@
 """What a step-net blob holds in all steps, as one outer blob `[T, N, k]`, for operators that run after the loop.
 
-    a sequence, or its gradient          the outer blob itself
-    a state, before or after the step    slices 0..T-1 or 1..T of the state blob
-    any other blob of the step           linked to a buffer of its own
+a sequence, or its gradient          the outer blob itself
+a state, before or after the step    slices 0..T-1 or 1..T of the state blob
+any other blob of the step           linked to a buffer of its own
 """
 
 from typing import Callable, NamedTuple, Union
