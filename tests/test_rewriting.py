@@ -542,3 +542,19 @@ def test_a_step_of_an_lstm_keeps_half_of_what_it_kept():
     """The factor of the cell and the forget gate, where there were the gates."""
     assert kept() == [4 + 4 * N * 4 * D] * T
     assert max(kept(change=optimised)) <= 4 + 4 * N * 2 * D
+
+
+def test_new_operators_run_where_the_loop_does():
+    model, blobs = support.lstm()
+    for operator in model.net.Proto().op:
+        operator.device_option.CopyFrom(core.DeviceOption(caffe2_pb2.CPU, node_name="here"))
+    optimize(model, even_if_slower=True)
+    assert {operator.device_option.node_name for operator in model.net.Proto().op} == {"here"}
+
+
+def test_shapes_that_do_not_fit_the_net_are_as_good_as_none():
+    model = ModelHelper("misfit")
+    LSTM(model, "x", None, None, support.DIM_IN, support.D, "layer", forward_only=True)
+    report = optimize(model, shapes={"x": (3, support.DIM_IN + 1)})
+    (reason,) = [refusal.reason for refusal in report.refusals if refusal.rule == "lstm_unit"]
+    assert reason == "the batch size is not known, and LSTMUnit is faster for a small one; give shapes"

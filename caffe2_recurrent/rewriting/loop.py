@@ -139,23 +139,21 @@ class Loop:
         """An unused name for a blob of this loop, outer or inner."""
         return self.names.new(name if name.startswith(self.prefix) else self.prefix + name.split("/")[-1])
 
-    def add_before(
-        self, kind: str, inputs: Sequence[str], name: str, beside: caffe2_pb2.OperatorDef, **arguments: Any
-    ) -> str:
+    def add_before(self, kind: str, inputs: Sequence[str], name: str, **arguments: Any) -> str:
         """An outer blob computed once before the loop by one operator; the same one if it is asked for again."""
         key = (kind, tuple(inputs), tuple(sorted((name, str(value)) for name, value in arguments.items())))
         if key not in self.made:
             self.made[key] = self.new_blob(name)
-            self.before.append(new_operator(kind, inputs, [self.made[key]], beside, **arguments))
+            self.before.append(new_operator(kind, inputs, [self.made[key]], self.forward, **arguments))
         return self.made[key]
 
-    def add_columns(self, parts: Sequence[str], name: str, beside: caffe2_pb2.OperatorDef) -> str:
+    def add_columns(self, parts: Sequence[str], name: str) -> str:
         """The 1-D outer blobs `parts` one behind the other, in a blob computed once before the loop."""
         key = ("columns", tuple(parts))
         if key not in self.made:
             self.made[key] = self.new_blob(name)
             sizes = self.new_blob(name + "_sizes")
-            self.before.append(new_operator("Concat", parts, [self.made[key], sizes], beside, axis=0))
+            self.before.append(new_operator("Concat", parts, [self.made[key], sizes], self.forward, axis=0))
         return self.made[key]
 
     def add_reference(self, outer: str) -> None:

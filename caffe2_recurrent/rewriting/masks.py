@@ -41,7 +41,7 @@ def step_mask(loop: Loop, lengths: str) -> str:
 def emit_only_inside(emitter: Emitter, lengths: str, *blobs: str) -> List[str]:
     """`blobs` with 0 past the end of the sequences, where they may hold anything: padding need not be numbers."""
     loop = emitter.loop
-    zero = loop.add_before("ConstantFill", [], "zero", loop.forward, shape=[1], value=0.0)
+    zero = loop.add_before("ConstantFill", [], "zero", shape=[1], value=0.0)
     loop.add_reference(zero)
     inside = emitter.new("Cast", [step_mask(loop, lengths)], "inside", to=core.DataType.BOOL)
     return [emitter.aten("where", [inside, blob, zero], "only_inside") for blob in blobs]
@@ -52,27 +52,26 @@ def step_outside(loop: Loop, lengths: str) -> str:
     key = ("outside", lengths)
     if key not in loop.made:
         mask = _mask(loop, lengths)
-        ones = loop.add_before("ConstantFill", [mask], "outside_ones", loop.forward, value=1.0)
-        outer = loop.add_before("Sub", [ones, mask], "outside", loop.forward)
+        ones = loop.add_before("ConstantFill", [mask], "outside_ones", value=1.0)
+        outer = loop.add_before("Sub", [ones, mask], "outside")
         loop.made[key] = _step_of(loop, outer, "outside_t")
     return loop.made[key]
 
 
 def _mask(loop: Loop, lengths: str) -> str:
-    beside, sequence = loop.forward, loop.inputs[0]
-    column = loop.add_before("Slice", [sequence], "mask_column", beside, starts=[0, 0, 0], ends=[-1, -1, 1])
-    ones = loop.add_before("ConstantFill", [column], "mask_ones", beside, value=1.0)
-    by_sequence = loop.add_before("Transpose", [ones], "mask_by_sequence", beside, axes=[1, 0, 2])
+    sequence = loop.inputs[0]
+    column = loop.add_before("Slice", [sequence], "mask_column", starts=[0, 0, 0], ends=[-1, -1, 1])
+    ones = loop.add_before("ConstantFill", [column], "mask_ones", value=1.0)
+    by_sequence = loop.add_before("Transpose", [ones], "mask_by_sequence", axes=[1, 0, 2])
     cut = loop.add_before(
         "SequenceMask",
         [by_sequence, lengths],
         "mask_cut",
-        beside,
         mode="sequence",
         axis=1,
         fill_val=0.0,
     )
-    return loop.add_before("Transpose", [cut], "mask", beside, axes=[1, 0, 2])
+    return loop.add_before("Transpose", [cut], "mask", axes=[1, 0, 2])
 
 
 def _step_of(loop: Loop, outer: str, name: str) -> str:

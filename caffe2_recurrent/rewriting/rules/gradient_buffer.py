@@ -71,7 +71,7 @@ class GradientBuffer(Rule):
         assert gradient is not None and shape is not None
         blob, _ = site.where
         # The forward operator makes its states; one slice more than the gradient has does no harm.
-        zeros = loop.add_before("ConstantFill", [], "zeros", loop.forward, shape=[shape[-1]], value=0.0)
+        zeros = loop.add_before("ConstantFill", [], "zeros", shape=[shape[-1]], value=0.0)
         loop.add_reference(zeros)
         loop.states.append(State(gradient.sequence, zeros))
         loop.links.append(Link(blob, gradient.sequence, 0))

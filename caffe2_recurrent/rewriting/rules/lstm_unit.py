@@ -182,13 +182,11 @@ def _constants(loop: Loop, beside: caffe2_pb2.OperatorDef, size: int, times: flo
     forget_bias = dataflow.number(beside, "forget_bias", 0.0)
 
     def columns(name: str, *values: float) -> str:
-        parts = [
-            loop.add_before("ConstantFill", [], "lstm_constant", beside, shape=[size], value=value) for value in values
-        ]
-        return loop.add_columns(parts, name, beside)
+        parts = [loop.add_before("ConstantFill", [], "lstm_constant", shape=[size], value=value) for value in values]
+        return loop.add_columns(parts, name)
 
     def single(name: str, value: float) -> str:
-        return loop.add_before("ConstantFill", [], name, beside, shape=[1], value=value)
+        return loop.add_before("ConstantFill", [], name, shape=[1], value=value)
 
     constants = Constants(
         scale=columns("lstm_scale", 0.5, 0.5, 0.5, 1.0),

@@ -179,6 +179,9 @@ def _move(loop: Loop, operator: caffe2_pb2.OperatorDef, position: int) -> List[s
     else:
         moved.input[:] = [outer_output, outer_input, parts.weights]
         moved.output[:] = [loop.new_blob(parts.input + "_grad_over_steps"), *shares]
+    if loop.forward.HasField("device_option"):
+        # A step net need not say where its operators run.
+        moved.device_option.CopyFrom(loop.forward.device_option)
     loop.after_gradient.append(moved)
     return shares
 
@@ -208,13 +211,13 @@ def _row_of(loop: Loop, weights: str, operator: caffe2_pb2.OperatorDef) -> str:
     """An outer blob `[K]` for weights `[M, K]`, or for weights `[K]` these themselves."""
     if operator.type != FC_GRADIENT:
         return weights
-    row = loop.add_before("Slice", [weights], weights + "_first_row", operator, starts=[0, 0], ends=[1, -1])
-    return loop.add_before("Squeeze", [row], weights + "_row", operator, dims=[0])
+    row = loop.add_before("Slice", [weights], weights + "_first_row", starts=[0, 0], ends=[1, -1])
+    return loop.add_before("Squeeze", [row], weights + "_row", dims=[0])
 
 
 def _column_of(loop: Loop, weights: str, operator: caffe2_pb2.OperatorDef) -> str:
     """An outer blob `[M]` for weights `[M, K]`, or for weights `[M]` these themselves."""
     if operator.type != FC_GRADIENT:
         return weights
-    column = loop.add_before("Slice", [weights], weights + "_first_column", operator, starts=[0, 0], ends=[-1, 1])
-    return loop.add_before("Squeeze", [column], weights + "_column", operator, dims=[1])
+    column = loop.add_before("Slice", [weights], weights + "_first_column", starts=[0, 0], ends=[-1, 1])
+    return loop.add_before("Squeeze", [column], weights + "_column", dims=[1])

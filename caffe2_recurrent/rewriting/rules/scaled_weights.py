@@ -49,8 +49,8 @@ class ScaledWeights(Rule):
         product, scaled = loop.operators[multiplying], loop.operators[scaling]
         shift, _, scale = scaled.input
         _, transposed, bias = product.input
-        weights = loop.add_before("Mul", [transposed, scale], transposed + "_scaled", product)
-        biases = loop.add_before(ATEN, [shift, bias, scale], bias + "_scaled", product, operator="addcmul")
+        weights = loop.add_before("Mul", [transposed, scale], transposed + "_scaled")
+        biases = loop.add_before(ATEN, [shift, bias, scale], bias + "_scaled", operator="addcmul")
         for outer in (weights, biases):
             loop.add_reference(outer)
         (addend,) = [blob for blob in loop.operators[adding].input if blob != product.output[0]]

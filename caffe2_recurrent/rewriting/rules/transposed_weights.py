@@ -49,7 +49,7 @@ class TransposedWeights(Rule):
         operators, position = site.where
         operator = operators[position]
         weights = operator.input[1]
-        transposed = loop.add_before("Transpose", [weights], weights + "_transposed", operator)
+        transposed = loop.add_before("Transpose", [weights], weights + "_transposed")
         loop.add_reference(transposed)
         operator.type = "FCTransposed"
         operator.input[1] = transposed
