@@ -29,7 +29,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
 from caffe2_recurrent.apart import rename_parts_of_sums
-from caffe2_recurrent.operators import gradient_name, operator_beside
+from caffe2_recurrent.operators import copied, gradient_name, operator_beside
 from caffe2_recurrent.problems import Problems
 from caffe2_recurrent.recompute import Recompute
 from caffe2_recurrent.step_gradients import StepGradients, derive
@@ -184,8 +184,7 @@ def _accumulating(operators: Iterable[caffe2_pb2.OperatorDef], received: frozens
             # An operator that also reads the blob adds to what is there by itself.
             yield operator
             continue
-        renamed = caffe2_pb2.OperatorDef()
-        renamed.CopyFrom(operator)
+        renamed = copied(operator)
         outputs = [operator.output[position] for position in clashing]
         for position, output in zip(clashing, outputs):
             renamed.output[position] = output + "_accum"

@@ -7,10 +7,11 @@ from typing import Any, FrozenSet, List, NamedTuple, Optional
 
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core, workspace
-from google.protobuf import text_format
 
-from caffe2_recurrent.arguments import is_integer
+from caffe2_recurrent.arguments import DEFAULT_TIMESTEP, is_integer
 from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR
+from caffe2_recurrent.operator_arguments import net as net_argument
+from caffe2_recurrent.operator_arguments import set_arguments, string, strings
 from caffe2_recurrent.problems import Problems, given, names
 
 
@@ -46,16 +47,8 @@ def set_rnn_executor_config(
             values.add("{} must be 1 or more; got {}", name, value)
     types.raise_if_any(TypeError)
     values.raise_if_any()
-    for name, value in settings.items():
-        if value is not None:
-            _set_argument(rnn_op, "rnn_executor." + name, int(value))
-
-
-def _set_argument(operator: caffe2_pb2.OperatorDef, name: str, value: int) -> None:
-    kept = [argument for argument in operator.arg if argument.name != name]
-    kept.append(caffe2_pb2.Argument(name=name, i=value))
-    del operator.arg[:]
-    operator.arg.extend(kept)
+    given_settings = {"rnn_executor." + name: int(value) for name, value in settings.items() if value is not None}
+    set_arguments(rnn_op, given_settings)
 
 
 class _Loop(NamedTuple):
@@ -146,12 +139,7 @@ def _has_run(loop: _Loop) -> bool:
 
 
 def _read_loop(operator: caffe2_pb2.OperatorDef) -> _Loop:
-    arguments = {argument.name: argument for argument in operator.arg}
-    step_net = arguments["step_net"].n
-    if arguments["step_net"].s:
-        # As nets made before 2018 have it.
-        step_net = text_format.Parse(arguments["step_net"].s.decode(), caffe2_pb2.NetDef())
-    own = {output for step_operator in step_net.op for output in step_operator.output}
-    own.update(blob.decode() for blob in arguments["link_internal"].strings)
-    timestep = arguments["timestep"].s.decode()
+    own = {output for step_operator in net_argument(operator, "step_net").op for output in step_operator.output}
+    own.update(strings(operator, "link_internal"))
+    timestep = string(operator, "timestep", DEFAULT_TIMESTEP)
     return _Loop(operator.output[-1], timestep, frozenset(own - {timestep}))

@@ -23,6 +23,7 @@ from caffe2_recurrent.backward import Backward
 from caffe2_recurrent.operators import gradient_name, operator_beside
 from caffe2_recurrent.problems import Problems, names
 from caffe2_recurrent.step_net import StepNet
+from caffe2_recurrent.wiring import own_prefix
 
 OPERATOR = "RecurrentNetwork"
 GRADIENT_OPERATOR = "RecurrentNetworkGradient"
@@ -68,7 +69,7 @@ def make_gradient(
 
     flags = list(arguments[SEQUENCE_GRADIENTS].ints) if SEQUENCE_GRADIENTS in arguments else [1]
     sequences = list(operator.input[: len(flags)])
-    buffers = [_prefix(operator) + gradient_name(sequence) for sequence in sequences]
+    buffers = [own_prefix(operator) + gradient_name(sequence) for sequence in sequences]
     parameters = list(arguments["param"].ints)
     states = list(arguments["initial_recurrent_state_ids"].ints)
 
@@ -106,11 +107,6 @@ def make_gradient(
     return before + sized + [gradient] + exposed, input_gradients
 
 
-def _prefix(operator: caffe2_pb2.OperatorDef) -> str:
-    """The scope of the operator: the last output, `<scope>/step_workspaces`, is its own."""
-    return operator.output[-1][: -len("step_workspaces")]
-
-
 def _arrived(operator: caffe2_pb2.OperatorDef, output_gradients: Sequence[Any]) -> Dict[int, str]:
     outputs = list(operator.output[:-1])
     return {position: output for position, output in enumerate(outputs) if output_gradients[position] is not None}
@@ -124,7 +120,7 @@ def _positions(
     if wanted is not None and wanted.s == AUTO.encode():
         return list(arrived)
     positions = list(wanted.ints) if wanted is not None else []
-    problems = Problems("gradient of the RecurrentNetwork in '{}'".format(_prefix(operator).rstrip("/")))
+    problems = Problems("gradient of the RecurrentNetwork in '{}'".format(own_prefix(operator).rstrip("/")))
     if not positions and arrived:
         problems.add(
             "outputs_with_grads is empty, but a gradient reaches {}; list positions {} or pass 'auto'",
@@ -150,7 +146,7 @@ def _dense_gradients(
     for position in positions:
         gradient, output = output_gradients[position], operator.output[position]
         if isinstance(gradient, core.GradientSlice):
-            target = _prefix(operator) + gradient_name(output) + "_dense"
+            target = own_prefix(operator) + gradient_name(output) + "_dense"
             inputs = [str(gradient.indices), str(gradient.values), output]
             operators.append(operator_beside("SparseToDense", inputs, [target], operator))
             gradient = target

@@ -1,9 +1,11 @@
-"""Operators put in beside those of a step, and what Caffe2 calls gradients."""
+"""Operators put in beside those of a net, and what Caffe2 calls gradients."""
 
 from typing import Any, Sequence
 
 from caffe2.proto import caffe2_pb2
-from caffe2.python import core, scope
+from caffe2.python import scope
+
+from caffe2_recurrent.operator_arguments import set_arguments
 
 GRADIENT_SUFFIX = "_grad"
 
@@ -12,25 +14,34 @@ def gradient_name(blob: str) -> str:
     return blob + GRADIENT_SUFFIX
 
 
-def copy_operator(source: str, target: str, beside: caffe2_pb2.OperatorDef) -> caffe2_pb2.OperatorDef:
-    """`target = Copy(source)`, on the device of the operator `beside`."""
-    # There may be one for each operator of the step, and `CreateOperator` takes several times as long.
-    copy = caffe2_pb2.OperatorDef(name="", type="Copy", input=[source], output=[target])
-    device = beside.device_option if beside.HasField("device_option") else scope.CurrentDeviceScope()
-    if device is not None:
-        copy.device_option.CopyFrom(device)
-    return copy
+def new_operator(
+    kind: str, inputs: Sequence[str], outputs: Sequence[str], beside: caffe2_pb2.OperatorDef, **arguments: Any
+) -> caffe2_pb2.OperatorDef:
+    """An operator between blobs of the given (full) names, on the device of the operator `beside`."""
+    # There may be one for each operator of a step, and `CreateOperator` takes several times as long.
+    made = caffe2_pb2.OperatorDef(name="", type=kind, input=inputs, output=outputs)
+    set_arguments(made, dict(sorted(arguments.items())))
+    if beside.HasField("device_option"):
+        made.device_option.CopyFrom(beside.device_option)
+    return made
 
 
 def operator_beside(
     kind: str, inputs: Sequence[str], outputs: Sequence[str], beside: caffe2_pb2.OperatorDef, **arguments: Any
 ) -> caffe2_pb2.OperatorDef:
-    """An operator between blobs of the given (full) names, on the device of the operator `beside`."""
-    device = beside.device_option if beside.HasField("device_option") else None
-    return core.CreateOperator(
-        kind,
-        [core.BlobReference(blob) for blob in inputs],
-        [core.BlobReference(blob) for blob in outputs],
-        device_option=device,
-        **arguments,
-    )
+    """As `new_operator`, for a net that is being built: without a device of `beside`, on that of the current scope."""
+    made = new_operator(kind, inputs, outputs, beside, **arguments)
+    if not made.HasField("device_option") and scope.CurrentDeviceScope() is not None:
+        made.device_option.CopyFrom(scope.CurrentDeviceScope())
+    return made
+
+
+def copy_operator(source: str, target: str, beside: caffe2_pb2.OperatorDef) -> caffe2_pb2.OperatorDef:
+    """`target = Copy(source)`."""
+    return operator_beside("Copy", [source], [target], beside)
+
+
+def copied(operator: caffe2_pb2.OperatorDef) -> caffe2_pb2.OperatorDef:
+    copy = caffe2_pb2.OperatorDef()
+    copy.CopyFrom(operator)
+    return copy

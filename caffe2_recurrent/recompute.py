@@ -9,6 +9,7 @@ from typing import Dict, List, NamedTuple, Sequence, Set
 
 from caffe2.proto import caffe2_pb2
 
+from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.problems import Problems, names
 from caffe2_recurrent.step_net import StepNet
 
@@ -70,7 +71,7 @@ def plan_recompute(step_net: StepNet, blobs: Sequence[str], problems: Problems) 
                 index,
                 operator.type,
             )
-        if operator.type in RANDOM_OPERATORS and not _is_test(operator):
+        if operator.type in RANDOM_OPERATORS and not integer(operator, "is_test", 0):
             problems.add(
                 "recompute_blobs_on_backward would run step operator {} ({}) again, which draws other numbers; keep {}",
                 index,
@@ -112,7 +113,3 @@ def _check_unchanged(step_net: StepNet, wanted: frozenset, problems: Problems) -
                     operator.type,
                 )
         version.update(operator.output)
-
-
-def _is_test(operator: caffe2_pb2.OperatorDef) -> bool:
-    return any(argument.name == "is_test" and argument.i for argument in operator.arg)

@@ -18,9 +18,6 @@ from caffe2_recurrent.problems import Problems
 from caffe2_recurrent.recompute import plan_recompute
 from caffe2_recurrent.step_net import StepNet, check_reads, read_step_net
 
-STEP_WORKSPACES = "step_workspaces"
-STEP_NETS = ("step_net", "backward_step_net")
-
 
 @arguments.takes_scratch_sizes_before_timestep
 def recurrent_net(
@@ -165,7 +162,7 @@ def _add_operator(
     outputs = _produced(scope, outer)
     # A net copies each argument three times on its way into an operator; step nets are large, so they follow by
     # themselves, but for immediate mode, which runs the operator as it is made.
-    large = {} if workspace.IsImmediate() else {name: given.pop(name) for name in STEP_NETS if name in given}
+    large = {} if workspace.IsImmediate() else {name: given.pop(name) for name in wiring.STEP_NETS if name in given}
     # References without a net: the operator takes them whether `net` knows them already or not.
     results = net.RecurrentNetwork(
         [core.BlobReference(blob) for blob in step_net.outer_inputs],
@@ -232,4 +229,4 @@ def _made(step_net: StepNet, scope: str, outer: Sequence[wiring.OuterState], for
 
 def _produced(scope: str, outer: Sequence[wiring.OuterState]) -> List[str]:
     visible = [blob for blobs in outer for blob in (blobs.all_steps, blobs.last_step)]
-    return visible + [core.ScopedName("{}/{}".format(scope, STEP_WORKSPACES))]
+    return visible + [core.ScopedName("{}/{}".format(scope, wiring.STEP_WORKSPACES))]

@@ -7,7 +7,12 @@ state blob from `offset` on; a negative offset counts from its end. Source: Recu
 
 from typing import Any, Dict, List, NamedTuple, Sequence
 
+from caffe2.proto import caffe2_pb2
+
 from caffe2_recurrent.step_net import StepNet
+
+STEP_WORKSPACES = "step_workspaces"
+STEP_NETS = ("step_net", "backward_step_net")
 
 
 class Link(NamedTuple):
@@ -74,3 +79,12 @@ def alias_arguments(found: Sequence[Alias]) -> Dict[str, Any]:
         "alias_dst": [alias.outer_output for alias in found],
         "alias_offset": [alias.offset for alias in found],
     }
+
+
+def own_prefix(operator: caffe2_pb2.OperatorDef) -> str:
+    """What the loop's own outer blobs start with: the last output of its forward operator is `<scope>/step_workspaces`.
+
+    Empty where somebody else has given that blob another name.
+    """
+    workspaces: str = operator.output[-1]
+    return workspaces[: -len(STEP_WORKSPACES)] if workspaces.endswith(STEP_WORKSPACES) else ""

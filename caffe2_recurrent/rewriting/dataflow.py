@@ -42,27 +42,3 @@ def rename(operator: caffe2_pb2.OperatorDef, old: str, new: str) -> None:
         for position, blob in enumerate(blobs):
             if blob == old:
                 blobs[position] = new
-
-
-def argument(operator: caffe2_pb2.OperatorDef, name: str) -> Optional[caffe2_pb2.Argument]:
-    return next((given for given in operator.arg if given.name == name), None)
-
-
-def integer(operator: caffe2_pb2.OperatorDef, name: str, default: int) -> int:
-    found = argument(operator, name)
-    return default if found is None else int(found.i)
-
-
-def number(operator: caffe2_pb2.OperatorDef, name: str, default: float) -> float:
-    found = argument(operator, name)
-    return default if found is None else float(found.f)
-
-
-def strings(operator: caffe2_pb2.OperatorDef, name: str) -> List[str]:
-    found = argument(operator, name)
-    return [] if found is None else [value.decode() for value in found.strings]
-
-
-def integers(operator: caffe2_pb2.OperatorDef, name: str) -> List[int]:
-    found = argument(operator, name)
-    return [] if found is None else list(found.ints)

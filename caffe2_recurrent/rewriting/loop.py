@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set
 
 from caffe2.proto import caffe2_pb2
-from caffe2.python import utils as caffe2_utils
-from google.protobuf import text_format
 
+from caffe2_recurrent.arguments import DEFAULT_TIMESTEP
 from caffe2_recurrent.gradient_maker import (
     GRADIENT_OPERATOR,
     OPERATOR,
@@ -22,10 +21,11 @@ from caffe2_recurrent.gradient_maker import (
     PYTHON_POSITIONS,
     SEQUENCE_GRADIENTS,
 )
-from caffe2_recurrent.rewriting import dataflow
-from caffe2_recurrent.wiring import Alias, Link, alias_arguments, link_arguments
+from caffe2_recurrent.operator_arguments import integers, remove_arguments, set_arguments, string, strings
+from caffe2_recurrent.operator_arguments import net as net_argument
+from caffe2_recurrent.operators import copied, new_operator
+from caffe2_recurrent.wiring import STEP_NETS, Alias, Link, alias_arguments, link_arguments, own_prefix
 
-STEP_WORKSPACES = "step_workspaces"
 INITIAL = "initial_recurrent_state_ids"
 BACKWARD = ("backward_step_net", POSITIONS, PYTHON_POSITIONS, SEQUENCE_GRADIENTS)
 
@@ -85,7 +85,7 @@ class Gradient:
 class Loop:
     """One loop of a net.
 
-    `operators` are those of the step, `gradient.operators` those of the backward step. `before`, `before_gradient` and
+    `operators` are those of the step, `gradient.operators` those of the backward step. `before` and
     `after_gradient` are operators of the outer net that run once, around the two. `overwritten` maps blobs of the step
     to backward blobs of the same shape that may take their memory. `busy` are the outer blobs that other operators in
     front of the gradient operator read or write.
@@ -105,16 +105,21 @@ class Loop:
     gradient: Optional[Gradient]
     names: Names
     before: List[caffe2_pb2.OperatorDef] = field(default_factory=list)
-    before_gradient: List[caffe2_pb2.OperatorDef] = field(default_factory=list)
     after_gradient: List[caffe2_pb2.OperatorDef] = field(default_factory=list)
     made: Dict[Any, str] = field(default_factory=dict)
     overwritten: Dict[str, str] = field(default_factory=dict)
     busy: Set[str] = field(default_factory=set)
 
     @property
-    def prefix(self) -> str:
-        """What the loop's own outer blobs start with."""
-        return self.outputs[-1][: -len(STEP_WORKSPACES)] if self.outputs[-1].endswith(STEP_WORKSPACES) else ""
+    def steps(self) -> List[List[caffe2_pb2.OperatorDef]]:
+        """The operators of the step and, if there is one, of the backward step."""
+        return [self.operators] + ([self.gradient.operators] if self.gradient is not None else [])
+
+    @property
+    def all_links(self) -> List[Link]:
+        """The links of both steps."""
+        gradient = self.gradient
+        return self.links + (gradient.links + gradient.backward_links if gradient is not None else [])
 
     @property
     def written(self) -> Set[str]:
@@ -124,20 +129,18 @@ class Loop:
     @property
     def references(self) -> Set[str]:
         """Outer blobs that the two steps read by their own name; every step sees the same."""
-        operators, links, written = list(self.operators), list(self.links), self.written
-        if self.gradient is not None:
-            operators += self.gradient.operators
-            links += self.gradient.links + self.gradient.backward_links
-            written = written.union(*(operator.output for operator in self.gradient.operators))
+        operators = [operator for step in self.steps for operator in step]
         read = {blob for operator in operators for blob in operator.input}
-        return read - written - {link.inner for link in links} - {self.timestep}
+        written = {blob for operator in operators for blob in operator.output}
+        return read - written - {link.inner for link in self.all_links} - {self.timestep}
 
     def link(self, inner: str) -> Optional[Link]:
         return next((link for link in self.links if link.inner == inner), None)
 
     def new_blob(self, name: str) -> str:
         """An unused name for a blob of this loop, outer or inner."""
-        return self.names.new(name if name.startswith(self.prefix) else self.prefix + name.split("/")[-1])
+        prefix = own_prefix(self.forward)
+        return self.names.new(name if name.startswith(prefix) else prefix + name.split("/")[-1])
 
     def add_before(self, kind: str, inputs: Sequence[str], name: str, **arguments: Any) -> str:
         """An outer blob computed once before the loop by one operator; the same one if it is asked for again."""
@@ -177,14 +180,13 @@ class Loop:
 
     def around_forward(self) -> List[caffe2_pb2.OperatorDef]:
         """The operators that take the place of the forward operator."""
-        changed = caffe2_pb2.OperatorDef()
-        changed.CopyFrom(self.forward)
+        changed = copied(self.forward)
         changed.input[:] = self.inputs
         changed.output[:] = self.outputs
         position = {blob: index for index, blob in reversed(list(enumerate(self.inputs)))}
-        _set_arguments(changed, link_arguments("link", self.links))
-        _set_arguments(changed, alias_arguments(self.aliases))
-        _set_arguments(
+        set_arguments(changed, link_arguments("link", self.links))
+        set_arguments(changed, alias_arguments(self.aliases))
+        set_arguments(
             changed,
             {
                 "recurrent_states": [state.outer_states for state in self.states],
@@ -197,17 +199,14 @@ class Loop:
             _set_step(changed, "backward_step_net", self.gradient.net, self.gradient.operators)
         else:
             # It would fit the step as it was. Without it the engine makes no gradient, rather than a wrong one.
-            kept = [given for given in changed.arg if given.name not in BACKWARD]
-            del changed.arg[:]
-            changed.arg.extend(kept)
+            remove_arguments(changed, BACKWARD)
         return [*self.before, changed]
 
     def around_gradient(self) -> List[caffe2_pb2.OperatorDef]:
         """The operators that take the place of the gradient operator."""
         gradient = self.gradient
         assert gradient is not None
-        changed = caffe2_pb2.OperatorDef()
-        changed.CopyFrom(gradient.operator)
+        changed = copied(gradient.operator)
         # The engine finds inputs by position up to the outputs of the forward operator, and of these only the last.
         seen = [blob for blob in self.outputs if blob not in gradient.others]
         changed.input[:] = gradient.incoming + self.inputs + seen
@@ -217,9 +216,9 @@ class Loop:
             *gradient.initial,
             *gradient.others,
         ]
-        _set_arguments(changed, link_arguments("link", gradient.links))
-        _set_arguments(changed, link_arguments("backward_link", gradient.backward_links))
-        _set_arguments(
+        set_arguments(changed, link_arguments("link", gradient.links))
+        set_arguments(changed, link_arguments("backward_link", gradient.backward_links))
+        set_arguments(
             changed,
             {
                 "param": [self.inputs.index(parameter.outer) for parameter in gradient.parameters],
@@ -228,18 +227,7 @@ class Loop:
         )
         _set_step(changed, "step_net", self.net, self.operators)
         _set_step(changed, "backward_step_net", gradient.net, gradient.operators)
-        return [*self.before_gradient, changed, *self.after_gradient]
-
-
-def new_operator(
-    kind: str, inputs: Sequence[str], outputs: Sequence[str], beside: caffe2_pb2.OperatorDef, **arguments: Any
-) -> caffe2_pb2.OperatorDef:
-    """An operator on the device of the operator `beside`; names are taken as they are."""
-    made = caffe2_pb2.OperatorDef(type=kind, name="", input=inputs, output=outputs)
-    made.arg.extend(caffe2_utils.MakeArgument(name, value) for name, value in sorted(arguments.items()))
-    if beside.HasField("device_option"):
-        made.device_option.CopyFrom(beside.device_option)
-    return made
+        return [changed, *self.after_gradient]
 
 
 def read_loops(net: caffe2_pb2.NetDef) -> Dict[int, Loop]:
@@ -269,43 +257,40 @@ def _touched(
 
 
 def _read(operator: caffe2_pb2.OperatorDef, gradient_operator: Optional[caffe2_pb2.OperatorDef], names: Names) -> Loop:
-    forward = caffe2_pb2.OperatorDef()
-    forward.CopyFrom(operator)
-    net = _step(forward, "step_net")
+    forward = copied(operator)
+    net = net_argument(forward, "step_net")
     states = [
         State(outer, operator.input[position])
-        for outer, position in zip(dataflow.strings(forward, "recurrent_states"), dataflow.integers(forward, INITIAL))
+        for outer, position in zip(strings(forward, "recurrent_states"), integers(forward, INITIAL))
     ]
-    timestep = dataflow.argument(forward, "timestep")
     outputs = list(operator.output)
     aliases = [
         Alias(*parts)
         for parts in zip(
-            dataflow.strings(forward, "alias_src"),
-            dataflow.strings(forward, "alias_dst"),
-            dataflow.integers(forward, "alias_offset"),
+            strings(forward, "alias_src"),
+            strings(forward, "alias_dst"),
+            integers(forward, "alias_offset"),
         )
     ]
     return Loop(
         name=outputs[0],
         forward=forward,
         net=net,
-        operators=_copies(net.op),
+        operators=[copied(step_operator) for step_operator in net.op],
         inputs=list(operator.input),
         outputs=outputs,
         states=states,
         links=_links(forward, "link"),
         aliases=aliases,
-        timestep=timestep.s.decode() if timestep is not None else "timestep",
-        shared=dataflow.strings(forward, "recompute_blobs_on_backward"),
+        timestep=string(forward, "timestep", DEFAULT_TIMESTEP),
+        shared=strings(forward, "recompute_blobs_on_backward"),
         gradient=None if gradient_operator is None else _read_gradient(operator, gradient_operator),
         names=names,
     )
 
 
 def _read_gradient(forward: caffe2_pb2.OperatorDef, original: caffe2_pb2.OperatorDef) -> Gradient:
-    operator = caffe2_pb2.OperatorDef()
-    operator.CopyFrom(original)
+    operator = copied(original)
     renamed = {
         given.name[: -len(".rename")]: given.s.decode() for given in operator.arg if given.name.endswith(".rename")
     }
@@ -313,14 +298,14 @@ def _read_gradient(forward: caffe2_pb2.OperatorDef, original: caffe2_pb2.Operato
     def current(link: Link) -> Link:
         return Link(renamed.get(link.inner, link.inner), renamed.get(link.outer, link.outer), link.offset)
 
-    net = _step(operator, "backward_step_net")
-    positions = dataflow.integers(operator, "param")
+    net = net_argument(operator, "backward_step_net")
+    positions = integers(operator, "param")
     # The engine counts the outputs: one sequence, the parameters, the states.
     outputs = list(operator.output)
-    states = len(dataflow.integers(operator, INITIAL))
+    states = len(integers(operator, INITIAL))
     of_parameters = outputs[1 : 1 + len(positions)]
     # Without the argument the step calls a gradient as the outer net does.
-    inner = dataflow.strings(operator, "param_grads") or of_parameters
+    inner = strings(operator, "param_grads") or of_parameters
     parameters = [
         Parameter(forward.input[position], renamed.get(inner_gradient, inner_gradient), outer_gradient)
         for position, inner_gradient, outer_gradient in zip(positions, inner, of_parameters)
@@ -328,8 +313,8 @@ def _read_gradient(forward: caffe2_pb2.OperatorDef, original: caffe2_pb2.Operato
     return Gradient(
         operator=operator,
         net=net,
-        operators=_copies(net.op),
-        incoming=list(operator.input[: len(dataflow.integers(operator, POSITIONS))]),
+        operators=[copied(step_operator) for step_operator in net.op],
+        incoming=list(operator.input[: len(integers(operator, POSITIONS))]),
         sequence=outputs[0],
         parameters=parameters,
         initial=outputs[1 + len(positions) : 1 + len(positions) + states],
@@ -337,17 +322,6 @@ def _read_gradient(forward: caffe2_pb2.OperatorDef, original: caffe2_pb2.Operato
         links=[current(link) for link in _links(operator, "link")],
         backward_links=[current(link) for link in _links(operator, "backward_link")],
     )
-
-
-def _step(operator: caffe2_pb2.OperatorDef, name: str) -> caffe2_pb2.NetDef:
-    given = dataflow.argument(operator, name)
-    net = caffe2_pb2.NetDef()
-    if given is not None and given.s:
-        # As nets made before 2018 have it.
-        text_format.Parse(given.s.decode(), net)
-    elif given is not None:
-        net.CopyFrom(given.n)
-    return net
 
 
 def _set_step(
@@ -361,28 +335,12 @@ def _set_step(
     read = dict.fromkeys(blob for step_operator in operators for blob in step_operator.input)
     declared = set(changed.external_input)
     changed.external_input.extend(blob for blob in read if blob not in written and blob not in declared)
-    _set_arguments(operator, {name: changed})
-
-
-def _set_arguments(operator: caffe2_pb2.OperatorDef, arguments: Dict[str, Any]) -> None:
-    kept = [given for given in operator.arg if given.name not in arguments]
-    del operator.arg[:]
-    operator.arg.extend(kept)
-    operator.arg.extend(caffe2_utils.MakeArgument(name, value) for name, value in arguments.items())
+    set_arguments(operator, {name: changed})
 
 
 def _links(operator: caffe2_pb2.OperatorDef, prefix: str) -> List[Link]:
-    parts = (dataflow.strings(operator, prefix + ending) for ending in ("_internal", "_external"))
-    return [Link(*values) for values in zip(*parts, dataflow.integers(operator, prefix + "_offset"))]
-
-
-def _copies(operators: Iterable[caffe2_pb2.OperatorDef]) -> List[caffe2_pb2.OperatorDef]:
-    copies = []
-    for operator in operators:
-        copy = caffe2_pb2.OperatorDef()
-        copy.CopyFrom(operator)
-        copies.append(copy)
-    return copies
+    parts = (strings(operator, prefix + ending) for ending in ("_internal", "_external"))
+    return [Link(*values) for values in zip(*parts, integers(operator, prefix + "_offset"))]
 
 
 def _all_names(net: caffe2_pb2.NetDef) -> Iterable[str]:
@@ -395,5 +353,5 @@ def _all_names(net: caffe2_pb2.NetDef) -> Iterable[str]:
             yield from (value.decode(errors="replace") for value in given.strings)
             if given.HasField("n"):
                 yield from _all_names(given.n)
-            elif given.name in ("step_net", "backward_step_net") and given.s:
-                yield from _all_names(text_format.Parse(given.s.decode(), caffe2_pb2.NetDef()))
+            elif given.name in STEP_NETS:
+                yield from _all_names(net_argument(operator, given.name))

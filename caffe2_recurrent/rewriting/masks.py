@@ -6,10 +6,9 @@ from caffe2.python import core
 
 from caffe2_recurrent.rewriting.emit import Emitter
 from caffe2_recurrent.rewriting.loop import Loop
+from caffe2_recurrent.rewriting.rows import DIMENSIONS
 from caffe2_recurrent.rewriting.sizes import Sizes
 from caffe2_recurrent.wiring import Link
-
-DIMENSIONS = 3
 
 
 def why_no_mask(loop: Loop, lengths: Optional[str], timestep: str, sizes: Sizes) -> Optional[str]:

@@ -7,7 +7,7 @@ from typing import List, Set
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.rewriting import dataflow
+from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.rewriting.loop import Loop
 from caffe2_recurrent.rewriting.sizes import Sizes
 
@@ -36,10 +36,10 @@ def _outputs_with_rows(operator: caffe2_pb2.OperatorDef, rows: Set[str]) -> List
     if operator.type in ELEMENTWISE or operator.type in BINARY:
         found = rows.issuperset(operator.input)
     elif operator.type in ALONG_FEATURES:
-        found = operator.input[0] in rows and dataflow.integer(operator, "axis", 1) == FEATURES
+        found = operator.input[0] in rows and integer(operator, "axis", 1) == FEATURES
     elif operator.type == "Concat":
         # Its second output holds sizes.
-        found = rows.issuperset(operator.input) and dataflow.integer(operator, "axis", 1) == FEATURES
+        found = rows.issuperset(operator.input) and integer(operator, "axis", 1) == FEATURES
         return list(operator.output[:1]) if found else []
     elif operator.type in UNITS:
         found = operator.input[0] in rows

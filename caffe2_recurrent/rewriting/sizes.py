@@ -10,8 +10,8 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import core, workspace
 
 from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR
+from caffe2_recurrent.operator_arguments import integers, strings
 from caffe2_recurrent.problems import Problems, given
-from caffe2_recurrent.rewriting.dataflow import integers, strings
 from caffe2_recurrent.rewriting.loop import INITIAL, Loop
 
 Shape = Tuple[int, ...]

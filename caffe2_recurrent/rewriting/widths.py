@@ -6,6 +6,7 @@ from typing import Optional
 
 from caffe2.proto import caffe2_pb2
 
+from caffe2_recurrent.operator_arguments import argument, integer
 from caffe2_recurrent.rewriting import dataflow
 from caffe2_recurrent.rewriting.loop import Loop
 from caffe2_recurrent.rewriting.rows import BINARY, ELEMENTWISE, FEATURES
@@ -51,8 +52,8 @@ def elements(loop: Loop, sizes: Sizes, blob: str, before: Optional[int] = None) 
 
 def _share(operator: caffe2_pb2.OperatorDef, whole: Optional[int]) -> Optional[int]:
     """The width of each output of a Split into equal parts."""
-    equal = len(operator.input) == 1 and dataflow.argument(operator, "split") is None
-    if not equal or whole is None or dataflow.integer(operator, "axis", 0) != FEATURES:
+    equal = len(operator.input) == 1 and argument(operator, "split") is None
+    if not equal or whole is None or integer(operator, "axis", 0) != FEATURES:
         return None
     return whole // len(operator.output)
 

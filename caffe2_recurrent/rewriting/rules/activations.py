@@ -4,9 +4,10 @@ from typing import Iterable, List, Optional
 
 from caffe2.proto import caffe2_pb2
 
+from caffe2_recurrent.operators import new_operator
 from caffe2_recurrent.rewriting import dataflow
 from caffe2_recurrent.rewriting.emit import ATEN, aten_is_missing
-from caffe2_recurrent.rewriting.loop import Loop, new_operator
+from caffe2_recurrent.rewriting.loop import Loop
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.sizes import Sizes
 from caffe2_recurrent.rewriting.widths import elements
@@ -25,7 +26,7 @@ class Activations(Rule):
     name = "activations"
 
     def sites(self, loop: Loop) -> Iterable[Site]:
-        for operators in _steps(loop):
+        for operators in loop.steps:
             for position, operator in enumerate(operators):
                 if operator.type in FEWEST_ELEMENTS:
                     yield Site("{} -> '{}'".format(operator.type, operator.output[0]), (operators, position))
@@ -35,8 +36,7 @@ class Activations(Rule):
             return "this Caffe2 has no ATen operator"
         operators, position = site.where
         output = operators[position].output[0]
-        links = loop.links if loop.gradient is None else loop.links + loop.gradient.backward_links
-        if any(link.inner == output for link in links):
+        if any(link.inner == output for link in loop.all_links):
             return "'{}' is linked to an outer blob".format(output)
         if output in operators[position].input and _writer(operators, position) is None:
             return "it works in place, and something else needs '{}' from before".format(output)
@@ -76,7 +76,3 @@ def _writer(operators: List[caffe2_pb2.OperatorDef], position: int) -> Optional[
     if writing is None or blob in operators[writing].input:
         return None
     return writing if dataflow.readers(operators, blob, writing) == [position] else None
-
-
-def _steps(loop: Loop) -> List[List[caffe2_pb2.OperatorDef]]:
-    return [loop.operators] + ([loop.gradient.operators] if loop.gradient is not None else [])

@@ -2,9 +2,8 @@
 
 from typing import Dict, Iterable, Optional, Set
 
-from caffe2.python import utils as caffe2_utils
-
-from caffe2_recurrent.rewriting import dataflow
+from caffe2_recurrent.executor import set_rnn_executor_config
+from caffe2_recurrent.operator_arguments import argument, integer
 from caffe2_recurrent.rewriting.loop import Loop
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.sizes import Sizes
@@ -27,8 +26,8 @@ class ExecutorThreads(Rule):
     name = "executor_threads"
 
     def sites(self, loop: Loop) -> Iterable[Site]:
-        enabled = dataflow.integer(loop.forward, ENABLE, 0)
-        if enabled and dataflow.argument(loop.forward, THREADS) is None:
+        enabled = integer(loop.forward, ENABLE, 0)
+        if enabled and argument(loop.forward, THREADS) is None:
             yield Site("RNN executor", None)
 
     def refusal(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
@@ -41,11 +40,11 @@ class ExecutorThreads(Rule):
 
     def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
         for operator in [loop.forward] + ([loop.gradient.operator] if loop.gradient is not None else []):
-            enabled = dataflow.argument(operator, ENABLE)
+            enabled = argument(operator, ENABLE)
             if enabled is not None and _elements(loop, sizes) >= MANY_ELEMENTS:
                 enabled.i = 0
             else:
-                operator.arg.append(caffe2_utils.MakeArgument(THREADS, 1))
+                set_rnn_executor_config(operator, num_threads=1)
 
 
 def _elements(loop: Loop, sizes: Sizes) -> int:

@@ -16,9 +16,11 @@ from typing import Iterable, List, NamedTuple, Optional
 
 from caffe2.proto import caffe2_pb2
 
+from caffe2_recurrent.operator_arguments import integer
+from caffe2_recurrent.operators import new_operator
 from caffe2_recurrent.rewriting import dataflow
 from caffe2_recurrent.rewriting.emit import Emitter, aten_is_missing
-from caffe2_recurrent.rewriting.loop import Loop, new_operator
+from caffe2_recurrent.rewriting.loop import Loop
 from caffe2_recurrent.rewriting.masks import emit_only_inside, step_mask, step_outside, why_no_mask
 from caffe2_recurrent.rewriting.rows import FEATURES
 from caffe2_recurrent.rewriting.rule import Rule, Site
@@ -127,14 +129,14 @@ class GRUUnits(Rule):
 
 def _unit(operator: caffe2_pb2.OperatorDef) -> Unit:
     hidden_prev, gates, *lengths, timestep = operator.input[:]
-    has_lengths = bool(dataflow.integer(operator, "sequence_lengths", 1)) and bool(lengths)
+    has_lengths = bool(integer(operator, "sequence_lengths", 1)) and bool(lengths)
     return Unit(hidden_prev, gates, lengths[0] if has_lengths else None, timestep, operator.output[0])
 
 
 def _past(loop: Loop, operator: caffe2_pb2.OperatorDef, unit: Unit) -> Past:
     if unit.lengths is None:
         return Past(None, None)
-    if dataflow.integer(operator, "drop_states", 0):
+    if integer(operator, "drop_states", 0):
         return Past(None, step_mask(loop, unit.lengths))
     return Past(step_outside(loop, unit.lengths), None)
 
@@ -162,7 +164,7 @@ def _concat(operators: Operators, gates: str, before: int) -> Optional[caffe2_pb
         return None
     joining = operators[position]
     changed = {blob for operator in operators[position + 1 : before] for blob in operator.output}
-    in_three = len(joining.input) == len(Gates._fields) and dataflow.integer(joining, "axis", 1) == FEATURES
+    in_three = len(joining.input) == len(Gates._fields) and integer(joining, "axis", 1) == FEATURES
     return joining if in_three and changed.isdisjoint(joining.input) else None
 
 
@@ -248,7 +250,7 @@ def _splitting(loop: Loop, position: int, of_gates: str, joining: caffe2_pb2.Ope
         return None
     operator = gradient.operators[reading[0]]
     apart = operator.type == "Split" and operator.input[1:] == joining.output[1:]
-    return reading[0] if apart and dataflow.integer(operator, "axis", 0) == FEATURES else None
+    return reading[0] if apart and integer(operator, "axis", 0) == FEATURES else None
 
 
 def _remove_if_unread(loop: Loop, joining: caffe2_pb2.OperatorDef) -> None:

@@ -4,6 +4,7 @@ from typing import Iterable, List, Optional, Set, Union
 
 from caffe2.proto import caffe2_pb2
 
+from caffe2_recurrent.operators import copied
 from caffe2_recurrent.recompute import RANDOM_OPERATORS
 from caffe2_recurrent.rewriting import versions
 from caffe2_recurrent.rewriting.loop import Loop
@@ -97,7 +98,7 @@ class Invariants(Rule):
 
     def sites(self, loop: Loop) -> Iterable[Site]:
         unchanging = _unchanging(loop)
-        for operators in _steps(loop):
+        for operators in loop.steps:
             for position, operator in enumerate(operators):
                 # What the backward step computes again goes with the operator of the forward step.
                 again = operators is not loop.operators and operator in loop.operators
@@ -125,8 +126,7 @@ class Invariants(Rule):
     def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
         operators, position = site.where
         operator = operators[position]
-        moved = caffe2_pb2.OperatorDef()
-        moved.CopyFrom(operator)
+        moved = copied(operator)
         moved.output[:] = [loop.new_blob(blob + "_of_all_steps") for blob in operator.output]
         loop.before.append(moved)
         spent = [operator]
@@ -137,28 +137,21 @@ class Invariants(Rule):
             spent += [version.copy] if version.copy is not None else []
             if version.readers:
                 loop.add_reference(outer)
-        for step in _steps(loop):
+        for step in loop.steps:
             versions.remove(step, spent)
-        written = {blob for step in _steps(loop) for other in step for blob in other.output}
+        written = {blob for step in loop.steps for other in step for blob in other.output}
         loop.shared[:] = [blob for blob in loop.shared if blob not in operator.output or blob in written]
-
-
-def _steps(loop: Loop) -> List[List[caffe2_pb2.OperatorDef]]:
-    return [loop.operators] + ([loop.gradient.operators] if loop.gradient is not None else [])
 
 
 def _unchanging(loop: Loop) -> Set[str]:
     """The inputs of the loop that all steps read by their own name and none writes."""
-    written = {blob for operators in _steps(loop) for operator in operators for blob in operator.output}
+    written = {blob for operators in loop.steps for operator in operators for blob in operator.output}
     states = {state.outer_states for state in loop.states}
     return set(loop.inputs) - written - states - _linked(loop) - {loop.timestep}
 
 
 def _linked(loop: Loop) -> Set[str]:
-    links = list(loop.links)
-    if loop.gradient is not None:
-        links += loop.gradient.links + loop.gradient.backward_links
-    return {link.inner for link in links}
+    return {link.inner for link in loop.all_links}
 
 
 def _exported(loop: Loop) -> Set[str]:

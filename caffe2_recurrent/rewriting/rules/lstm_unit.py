@@ -16,16 +16,16 @@ from typing import Iterable, NamedTuple, Optional
 
 from caffe2.proto import caffe2_pb2
 
+from caffe2_recurrent.operator_arguments import integer, number
 from caffe2_recurrent.rewriting import dataflow
 from caffe2_recurrent.rewriting.emit import Emitter, aten_is_missing
 from caffe2_recurrent.rewriting.loop import Loop
 from caffe2_recurrent.rewriting.masks import emit_only_inside, step_mask, why_no_mask
+from caffe2_recurrent.rewriting.rows import FEATURES
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.sizes import Sizes
 
 UNIT, UNIT_GRADIENT = "LSTMUnit", "LSTMUnitGradient"
-FEATURES = 2
-GATES = 4
 # Below this many elements of a state, `LSTMUnit` is faster than a dozen operators.
 FEWEST_ELEMENTS = 600
 # The factors, and with them the input and the forget gate, come four times as large; see `_emit_factors`.
@@ -129,7 +129,7 @@ class LSTMUnits(Rule):
         size = sizes.state_size(loop, unit.cell_prev)
         assert size is not None
         mask = None if unit.lengths is None else step_mask(loop, unit.lengths)
-        drop = bool(dataflow.integer(operator, "drop_states", 0))
+        drop = bool(integer(operator, "drop_states", 0))
         backward = _gradient_position(loop, unit)
         # Where the gates are computed again, the factors are too.
         keep_factors = backward is not None and unit.gates not in loop.shared
@@ -162,7 +162,7 @@ class LSTMUnits(Rule):
 
 def _unit(operator: caffe2_pb2.OperatorDef) -> Unit:
     hidden_prev, cell_prev, gates, *lengths, timestep = operator.input[:]
-    has_lengths = bool(dataflow.integer(operator, "sequence_lengths", 1)) and bool(lengths)
+    has_lengths = bool(integer(operator, "sequence_lengths", 1)) and bool(lengths)
     return Unit(hidden_prev, cell_prev, gates, lengths[0] if has_lengths else None, timestep, *operator.output)
 
 
@@ -177,9 +177,9 @@ def _unit_gradient(operator: caffe2_pb2.OperatorDef) -> UnitGradient:
     return UnitGradient(*operator.input[-2:], *operator.output)
 
 
-def _constants(loop: Loop, beside: caffe2_pb2.OperatorDef, size: int, times: float) -> Constants:
+def _constants(loop: Loop, unit: caffe2_pb2.OperatorDef, size: int, times: float) -> Constants:
     """Outer blobs with what the gates are multiplied with and what is added, one value for each gate."""
-    forget_bias = dataflow.number(beside, "forget_bias", 0.0)
+    forget_bias = number(unit, "forget_bias", 0.0)
 
     def columns(name: str, *values: float) -> str:
         parts = [loop.add_before("ConstantFill", [], "lstm_constant", shape=[size], value=value) for value in values]
@@ -259,7 +259,7 @@ def _emit_backward(
         of_hidden = emitter.new("Mul", [of_hidden, mask], "hidden_inside")
         of_cell = emitter.new("Mul", [of_cell, mask], "cell_inside")
     # A quarter of each, since the factors come four times as large.
-    of_hidden_quarter = emitter.new("Scale", [of_hidden], "hidden_quarter", scale=0.25)
+    of_hidden_quarter = emitter.new("Scale", [of_hidden], "hidden_quarter", scale=1 / QUARTERS)
     through_hidden = emitter.new("Mul", [of_hidden_quarter, factors.cell], "through_hidden")
     total = emitter.new("WeightedSum", [of_cell, constants.share, through_hidden, constants.one], "cell_quarter")
     joined = emitter.concat([total, total, of_hidden_quarter, total], "joined", FEATURES)

@@ -8,7 +8,6 @@ from caffe2_recurrent.rewriting import dataflow
 from caffe2_recurrent.rewriting.loop import Loop
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.sizes import Sizes
-from caffe2_recurrent.wiring import Link
 
 Operators = List[caffe2_pb2.OperatorDef]
 SUM = "Sum"
@@ -60,9 +59,9 @@ class MergedSums(Rule):
 
 def _steps(loop: Loop) -> List[Tuple[Operators, Operators]]:
     """The operators of either step beside those of the other."""
-    if loop.gradient is None:
-        return [(loop.operators, [])]
-    return [(loop.operators, loop.gradient.operators), (loop.gradient.operators, loop.operators)]
+    steps = loop.steps
+    others: List[Operators] = [*reversed(steps)] if len(steps) > 1 else [[]]
+    return list(zip(steps, others))
 
 
 def _addends(operators: Operators, first: int, second: int) -> List[str]:
@@ -75,7 +74,7 @@ def _addends(operators: Operators, first: int, second: int) -> List[str]:
 
 def _needed(loop: Loop, operators: Operators, others: Operators) -> Set[str]:
     """Blobs of the step with `operators` whose values something reads when it has run."""
-    needed = {link.inner for link in _links(loop)}.union(loop.net.external_output)
+    needed = {link.inner for link in loop.all_links}.union(loop.net.external_output)
     if loop.gradient is not None:
         needed.update(loop.gradient.net.external_output)
         needed.update(parameter.inner_gradient for parameter in loop.gradient.parameters)
@@ -88,11 +87,6 @@ def _needed(loop: Loop, operators: Operators, others: Operators) -> Set[str]:
 
 def _overwritten(loop: Loop, operators: Operators, first: int, second: int) -> Optional[str]:
     """What the Sum at `first` adds and an operator between the two changes; two names may be linked to one slice."""
-    slices = {link.inner: (link.outer, link.offset) for link in _links(loop)}
+    slices = {link.inner: (link.outer, link.offset) for link in loop.all_links}
     changed = {slices.get(blob, blob) for operator in operators[first + 1 : second] for blob in operator.output}
     return next((blob for blob in operators[first].input if slices.get(blob, blob) in changed), None)
-
-
-def _links(loop: Loop) -> List[Link]:
-    gradient = loop.gradient
-    return loop.links + (gradient.links + gradient.backward_links if gradient is not None else [])

@@ -4,8 +4,10 @@ from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple, Union
 
 from caffe2.proto import caffe2_pb2
 
+from caffe2_recurrent.operator_arguments import integer
+from caffe2_recurrent.operators import copied, new_operator
 from caffe2_recurrent.rewriting import dataflow
-from caffe2_recurrent.rewriting.loop import Gradient, Loop, Parameter, new_operator
+from caffe2_recurrent.rewriting.loop import Gradient, Loop, Parameter
 from caffe2_recurrent.rewriting.over_steps import OverSteps, of_forward, of_gradient
 from caffe2_recurrent.rewriting.rows import FEATURES, with_rows
 from caffe2_recurrent.rewriting.rule import Rule, Site
@@ -71,8 +73,7 @@ class ParameterGradients(Rule):
                 shares.setdefault(parameter, []).append(outer_share)
                 spent += [] if addition is None else [addition]
         for parameter, outer_shares in shares.items():
-            kind = "Sum" if len(outer_shares) > 1 else "Alias"
-            _finish(loop, kind, outer_shares, parameter)
+            _finish(loop, outer_shares, parameter)
             gradient.parameters.remove(parameter)
         inside = {position: _inside(gradient.operators[position]) for position in site.where}
         kept: List[caffe2_pb2.OperatorDef] = []
@@ -133,7 +134,7 @@ def _refusal(loop: Loop, operator: caffe2_pb2.OperatorDef, position: int, rows: 
     parts = _parts(operator)
     gradient = loop.gradient
     assert gradient is not None
-    if dataflow.integer(operator, "axis", 1) != FEATURES or dataflow.integer(operator, "axis_w", 1) != 1:
+    if integer(operator, "axis", 1) != FEATURES or integer(operator, "axis_w", 1) != 1:
         return "it works along another axis than the last of [1, N, K]"
     if parts.weights not in loop.references:
         return "'{}' is not the same in all steps".format(parts.weights)
@@ -171,8 +172,7 @@ def _move(loop: Loop, operator: caffe2_pb2.OperatorDef, position: int) -> List[s
     outer_input = inputs.take(lambda: _row_of(loop, parts.weights, operator))
     outer_output = outputs.take(lambda: _column_of(loop, parts.weights, operator))
     shares = [loop.new_blob(parts.weights + "_grad_over_steps"), loop.new_blob(parts.weights + "_bias_grad_over_steps")]
-    moved = caffe2_pb2.OperatorDef()
-    moved.CopyFrom(operator)
+    moved = copied(operator)
     if operator.type == FC_GRADIENT:
         moved.input[:] = [outer_input, parts.weights, outer_output]
         moved.output[:] = shares
@@ -186,14 +186,13 @@ def _move(loop: Loop, operator: caffe2_pb2.OperatorDef, position: int) -> List[s
     return shares
 
 
-def _finish(loop: Loop, kind: str, outer_shares: List[str], parameter: Parameter) -> None:
-    """Give the gradient its name: by renaming, where the only share can be written there at once."""
-    if kind == "Alias":
-        for moved in loop.after_gradient:
-            if outer_shares[0] in moved.output:
-                dataflow.rename(moved, outer_shares[0], parameter.outer_gradient)
+def _finish(loop: Loop, outer_shares: List[str], parameter: Parameter) -> None:
+    """Give the gradient its name; what is the only share of it is written there at once."""
+    if len(outer_shares) > 1:
+        loop.after_gradient.append(new_operator("Sum", outer_shares, [parameter.outer_gradient], loop.forward))
         return
-    loop.after_gradient.append(new_operator("Sum", outer_shares, [parameter.outer_gradient], loop.forward))
+    for moved in loop.after_gradient:
+        dataflow.rename(moved, outer_shares[0], parameter.outer_gradient)
 
 
 def _inside(operator: caffe2_pb2.OperatorDef) -> List[caffe2_pb2.OperatorDef]:

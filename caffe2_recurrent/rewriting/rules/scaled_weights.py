@@ -4,6 +4,7 @@ from typing import Iterable, Optional
 
 from caffe2.proto import caffe2_pb2
 
+from caffe2_recurrent.operator_arguments import argument
 from caffe2_recurrent.rewriting import dataflow
 from caffe2_recurrent.rewriting.emit import ATEN
 from caffe2_recurrent.rewriting.loop import Loop
@@ -65,7 +66,7 @@ class ScaledWeights(Rule):
 
 
 def _is(operator: caffe2_pb2.OperatorDef, kind: str) -> bool:
-    given = dataflow.argument(operator, "operator")
+    given = argument(operator, "operator")
     return given is not None and given.s.decode() == kind
 
 

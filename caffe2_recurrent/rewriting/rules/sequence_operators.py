@@ -10,6 +10,8 @@ from typing import Iterable, Optional
 
 from caffe2.proto import caffe2_pb2
 
+from caffe2_recurrent.operator_arguments import integer
+from caffe2_recurrent.operators import copied
 from caffe2_recurrent.rewriting import dataflow, versions
 from caffe2_recurrent.rewriting.loop import Loop
 from caffe2_recurrent.rewriting.rows import FEATURES
@@ -64,8 +66,7 @@ class SequenceOperators(Rule):
         operator = loop.operators[site.where]
         seen = _slice_of_sequence(loop, operator.input[0])
         assert seen is not None
-        moved = caffe2_pb2.OperatorDef()
-        moved.CopyFrom(operator)
+        moved = copied(operator)
         moved.input[0] = seen.outer
         moved.output[:] = [loop.new_blob(blob + "_of_all_steps") for blob in operator.output]
         loop.before.append(moved)
@@ -91,7 +92,7 @@ class SequenceOperators(Rule):
 def _is_of_rows(operator: caffe2_pb2.OperatorDef) -> bool:
     """Whether the operator makes rows of its first input's rows, if that has the shape `[1, N, k]`."""
     along_features = operator.type in PRODUCTS or operator.type in IN_FRONT_ALONG_FEATURES
-    axis = dataflow.integer(operator, "axis", 1)
+    axis = integer(operator, "axis", 1)
     # Split may see its sizes as a second input, which is as good a reference as weights are.
     return operator.type in IN_FRONT or (along_features and axis == FEATURES)
 

@@ -1,10 +1,8 @@
 """Weights laid out once per run, so that the product of every step is the fast one."""
 
-from typing import Iterable, List, Optional
+from typing import Iterable, Optional
 
-from caffe2.proto import caffe2_pb2
-
-from caffe2_recurrent.rewriting import dataflow
+from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.rewriting.loop import Loop
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.sizes import Sizes
@@ -22,7 +20,7 @@ class TransposedWeights(Rule):
     name = "transposed_weights"
 
     def sites(self, loop: Loop) -> Iterable[Site]:
-        for operators in _steps(loop):
+        for operators in loop.steps:
             for position, operator in enumerate(operators):
                 if operator.type == "FC":
                     yield Site("FC -> '{}'".format(operator.output[0]), (operators, position))
@@ -32,7 +30,7 @@ class TransposedWeights(Rule):
         weights = operators[position].input[1]
         if weights not in loop.references:
             return "its weights '{}' are not the same in all steps".format(weights)
-        if dataflow.integer(operators[position], "axis_w", 1) != 1:
+        if integer(operators[position], "axis_w", 1) != 1:
             return "its weights '{}' are laid out in another way (axis_w)".format(weights)
         shape = sizes.shape(weights)
         if shape is not None and len(shape) != 2:
@@ -53,7 +51,3 @@ class TransposedWeights(Rule):
         loop.add_reference(transposed)
         operator.type = "FCTransposed"
         operator.input[1] = transposed
-
-
-def _steps(loop: Loop) -> List[List[caffe2_pb2.OperatorDef]]:
-    return [loop.operators] + ([loop.gradient.operators] if loop.gradient is not None else [])

@@ -4,6 +4,7 @@ from typing import Iterable, List, Optional
 
 from caffe2.proto import caffe2_pb2
 
+from caffe2_recurrent.operator_arguments import integer, number
 from caffe2_recurrent.rewriting import dataflow
 from caffe2_recurrent.rewriting.loop import Loop
 from caffe2_recurrent.rewriting.rule import Rule, Site
@@ -69,8 +70,8 @@ class ZeroGradients(Rule):
 def _is_zero(operator: caffe2_pb2.OperatorDef) -> bool:
     """Whether the first output is nothing but zeros."""
     if operator.type == "LSTMUnitGradient":
-        return not dataflow.integer(operator, "sequence_lengths", 1)
-    return operator.type == "ConstantFill" and dataflow.number(operator, "value", 0.0) == 0.0 and bool(operator.input)
+        return not integer(operator, "sequence_lengths", 1)
+    return operator.type == "ConstantFill" and number(operator, "value", 0.0) == 0.0 and bool(operator.input)
 
 
 def _writer_of_total(loop: Loop, addend: str, total: str, adding: int) -> Optional[int]:

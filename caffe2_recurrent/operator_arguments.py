@@ -1,0 +1,60 @@
+"""Reading and setting the arguments of an operator."""
+
+from typing import Any, Collection, List, Mapping, Optional
+
+from caffe2.proto import caffe2_pb2
+from caffe2.python import utils as caffe2_utils
+from google.protobuf import text_format
+
+
+def argument(operator: caffe2_pb2.OperatorDef, name: str) -> Optional[caffe2_pb2.Argument]:
+    return next((given for given in operator.arg if given.name == name), None)
+
+
+def integer(operator: caffe2_pb2.OperatorDef, name: str, default: int) -> int:
+    found = argument(operator, name)
+    return default if found is None else int(found.i)
+
+
+def number(operator: caffe2_pb2.OperatorDef, name: str, default: float) -> float:
+    found = argument(operator, name)
+    return default if found is None else float(found.f)
+
+
+def string(operator: caffe2_pb2.OperatorDef, name: str, default: str) -> str:
+    found = argument(operator, name)
+    return default if found is None else found.s.decode()
+
+
+def integers(operator: caffe2_pb2.OperatorDef, name: str) -> List[int]:
+    found = argument(operator, name)
+    return [] if found is None else list(found.ints)
+
+
+def strings(operator: caffe2_pb2.OperatorDef, name: str) -> List[str]:
+    found = argument(operator, name)
+    return [] if found is None else [value.decode() for value in found.strings]
+
+
+def net(operator: caffe2_pb2.OperatorDef, name: str) -> caffe2_pb2.NetDef:
+    """A copy of a step net, empty if there is none."""
+    found = argument(operator, name)
+    copy = caffe2_pb2.NetDef()
+    if found is not None and found.s:
+        # As nets made before 2018 have it.
+        text_format.Parse(found.s.decode(), copy)
+    elif found is not None:
+        copy.CopyFrom(found.n)
+    return copy
+
+
+def set_arguments(operator: caffe2_pb2.OperatorDef, arguments: Mapping[str, Any]) -> None:
+    """Give the operator these arguments, in the place of those that it has by their names."""
+    remove_arguments(operator, arguments)
+    operator.arg.extend(caffe2_utils.MakeArgument(name, value) for name, value in arguments.items())
+
+
+def remove_arguments(operator: caffe2_pb2.OperatorDef, names: Collection[str]) -> None:
+    kept = [given for given in operator.arg if given.name not in names]
+    del operator.arg[:]
+    operator.arg.extend(kept)
