@@ -1,36 +1,22 @@
-"""Files that are either whole or not there: written under another name, then renamed."""
+"""Results that are written whole or not at all, with an error that the user can do something about."""
 
 import contextlib
-import os
 from typing import Iterator
 
+from caffe2_recurrent import files
 from char_errors import WriteError
 
 
 @contextlib.contextmanager
 def replacing(path: str) -> Iterator[str]:
-    """Yields a temporary name beside `path`; what was written there takes the place of `path` at the end.
-
-    If the body fails, the temporary file goes and `path` stays as it was.
-    """
-    part = "{}.{}.part".format(path, os.getpid())
+    """As `files.replacing`; raises `WriteError` where the file system fails."""
     try:
-        yield part
-        flush_to_disk(part)
-        os.replace(part, path)
+        with files.replacing(path) as part:
+            yield part
     except OSError as error:
         raise WriteError("cannot write {}: {}".format(path, error.strerror)) from error
-    finally:
-        with contextlib.suppress(OSError):
-            os.remove(part)
 
 
 def write_bytes(path: str, content: bytes) -> None:
     with replacing(path) as part, open(part, "wb") as stream:
         stream.write(content)
-
-
-def flush_to_disk(path: str) -> None:
-    # Renaming can reach the disk before the content does; a crash in between would leave an empty file.
-    with open(path, "rb+") as stream:
-        os.fsync(stream.fileno())

@@ -6,10 +6,10 @@ from caffe2.python import core, workspace
 
 import comparing
 from caffe2_recurrent import optimize, recurrent_net
-from caffe2_recurrent.rewriting.loop import read_loops
+from caffe2_recurrent.loop import read_loops
 from caffe2_recurrent.rewriting.rules import activations
-from caffe2_recurrent.rewriting.sizes import Sizes
 from caffe2_recurrent.rewriting.widths import elements, width
+from caffe2_recurrent.sizes import Sizes
 from cells import CELLS
 from step_nets import D, Maker, N, T, scoped
 

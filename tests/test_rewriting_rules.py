@@ -9,10 +9,10 @@ import comparing
 import rewriting_support as support
 import step_nets
 from caffe2_recurrent import GRU, LSTM, optimize, recurrent_net
+from caffe2_recurrent.loop import read_loops
 from caffe2_recurrent.rewriting import over_steps
-from caffe2_recurrent.rewriting.loop import read_loops
 from caffe2_recurrent.rewriting.rules import RULES, lstm_unit
-from caffe2_recurrent.rewriting.sizes import Sizes
+from caffe2_recurrent.sizes import Sizes
 from cells import CELLS
 from step_nets import Maker
 

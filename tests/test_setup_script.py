@@ -243,7 +243,7 @@ def test_set_up_from_scratch_and_nothing_the_second_time(machine):
     assert first.returncode == 0, first.stderr
     assert f"Making .venv with {machine.bin}/python3.9 (there is none yet)." in first.stdout
     assert machine.asked() == ["venv", "upgrade", "install"]
-    assert "-m pip install --editable .[caffe2,test,demo]" in machine.log.read_text()
+    assert "-m pip install --editable .[caffe2,test,demo,draw,onnx]" in machine.log.read_text()
     second = machine.set_up()
     assert (second.returncode, second.stdout, second.stderr) == (0, "", "")
     assert machine.asked() == []

@@ -17,7 +17,7 @@ from caffe2_recurrent.rewriting.passes import rewritten
 from caffe2_recurrent.rewriting.report import Refusal, Report, Rewrite
 from caffe2_recurrent.rewriting.rule import Rule
 from caffe2_recurrent.rewriting.rules import RULES
-from caffe2_recurrent.rewriting.sizes import find_sizes, read_shapes
+from caffe2_recurrent.sizes import find_sizes, read_shapes
 
 __all__ = ["Refusal", "Report", "Rewrite", "optimize"]
 

@@ -5,8 +5,8 @@ from typing import Any, List, Sequence
 from caffe2.proto import caffe2_pb2
 from caffe2.python import workspace
 
+from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operators import new_operator
-from caffe2_recurrent.rewriting.loop import Loop
 
 ATEN = "ATen"
 

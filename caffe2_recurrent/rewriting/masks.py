@@ -4,10 +4,10 @@ from typing import List, Optional
 
 from caffe2.python import core
 
+from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.rewriting.emit import Emitter
-from caffe2_recurrent.rewriting.loop import Loop
 from caffe2_recurrent.rewriting.rows import DIMENSIONS
-from caffe2_recurrent.rewriting.sizes import Sizes
+from caffe2_recurrent.sizes import Sizes
 from caffe2_recurrent.wiring import Link
 
 

@@ -7,9 +7,9 @@ any other blob of the step           linked to a buffer of its own
 
 from typing import Callable, NamedTuple, Union
 
+from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operators import new_operator
 from caffe2_recurrent.rewriting import dataflow
-from caffe2_recurrent.rewriting.loop import Loop
 from caffe2_recurrent.wiring import Link
 
 # Slices 0..T-1 and 1..T of T + 1; -1 is the end, -2 one before it.

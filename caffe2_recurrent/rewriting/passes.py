@@ -5,10 +5,10 @@ from typing import Dict, List, Optional, Sequence, Tuple
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR
-from caffe2_recurrent.rewriting.loop import Loop, read_loops
+from caffe2_recurrent.loop import Loop, read_loops
 from caffe2_recurrent.rewriting.report import Refusal, Report, Rewrite
 from caffe2_recurrent.rewriting.rule import Rule
-from caffe2_recurrent.rewriting.sizes import Sizes
+from caffe2_recurrent.sizes import Sizes
 
 Operators = List[caffe2_pb2.OperatorDef]
 

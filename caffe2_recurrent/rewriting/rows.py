@@ -7,9 +7,9 @@ from typing import List, Set
 
 from caffe2.proto import caffe2_pb2
 
+from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import integer
-from caffe2_recurrent.rewriting.loop import Loop
-from caffe2_recurrent.rewriting.sizes import Sizes
+from caffe2_recurrent.sizes import Sizes
 
 FEATURES = 2
 DIMENSIONS = 3

@@ -8,8 +8,8 @@ from typing import List, NamedTuple, Optional, Union
 
 from caffe2.proto import caffe2_pb2
 
+from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.rewriting import dataflow
-from caffe2_recurrent.rewriting.loop import Loop
 from caffe2_recurrent.rewriting.rows import ALONG_FEATURES, BINARY, ELEMENTWISE
 
 # They may write to a blob of its own where they have worked in place.

@@ -6,11 +6,11 @@ from typing import Optional
 
 from caffe2.proto import caffe2_pb2
 
+from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import argument, integer
 from caffe2_recurrent.rewriting import dataflow
-from caffe2_recurrent.rewriting.loop import Loop
 from caffe2_recurrent.rewriting.rows import BINARY, ELEMENTWISE, FEATURES
-from caffe2_recurrent.rewriting.sizes import Sizes
+from caffe2_recurrent.sizes import Sizes
 
 
 def width(loop: Loop, sizes: Sizes, blob: str, before: Optional[int] = None) -> Optional[int]:

@@ -4,13 +4,13 @@ from typing import Iterable, List, Optional
 
 from caffe2.proto import caffe2_pb2
 
+from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operators import new_operator
 from caffe2_recurrent.rewriting import dataflow
 from caffe2_recurrent.rewriting.emit import ATEN, aten_is_missing
-from caffe2_recurrent.rewriting.loop import Loop
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.rewriting.sizes import Sizes
 from caffe2_recurrent.rewriting.widths import elements
+from caffe2_recurrent.sizes import Sizes
 
 # The number of elements from which each is faster than Caffe2's own operator.
 FEWEST_ELEMENTS = {"Sigmoid": 1200, "Tanh": 2500}

@@ -3,10 +3,10 @@
 from typing import Dict, Iterable, Optional, Set
 
 from caffe2_recurrent.executor import set_rnn_executor_config
+from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import argument, integer
-from caffe2_recurrent.rewriting.loop import Loop
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.rewriting.sizes import Sizes
+from caffe2_recurrent.sizes import Sizes
 
 THREADS = "rnn_executor.num_threads"
 ENABLE = "enable_rnn_executor"

@@ -2,10 +2,10 @@
 
 from typing import Dict, Iterable, Optional, Set
 
+from caffe2_recurrent.loop import Loop, State
 from caffe2_recurrent.rewriting import dataflow
-from caffe2_recurrent.rewriting.loop import Loop, State
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.rewriting.sizes import Sizes
+from caffe2_recurrent.sizes import Sizes
 from caffe2_recurrent.wiring import Link
 
 # Position of the gates among their inputs, and of the gates' gradient among their outputs. They, and Mul, read each

@@ -16,16 +16,16 @@ from typing import Iterable, List, NamedTuple, Optional
 
 from caffe2.proto import caffe2_pb2
 
+from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.operators import new_operator
 from caffe2_recurrent.rewriting import dataflow
 from caffe2_recurrent.rewriting.emit import Emitter, aten_is_missing
-from caffe2_recurrent.rewriting.loop import Loop
 from caffe2_recurrent.rewriting.masks import emit_only_inside, step_mask, step_outside, why_no_mask
 from caffe2_recurrent.rewriting.rows import FEATURES
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.rewriting.sizes import Sizes
 from caffe2_recurrent.rewriting.widths import width
+from caffe2_recurrent.sizes import Sizes
 
 UNIT, UNIT_GRADIENT = "GRUUnit", "GRUUnitGradient"
 # Below this many elements of a state, `GRUUnit` is faster than half a dozen operators.

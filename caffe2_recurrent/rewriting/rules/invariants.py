@@ -4,13 +4,13 @@ from typing import Iterable, List, Optional, Set, Union
 
 from caffe2.proto import caffe2_pb2
 
+from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operators import copied
 from caffe2_recurrent.recompute import RANDOM_OPERATORS
 from caffe2_recurrent.rewriting import versions
-from caffe2_recurrent.rewriting.loop import Loop
 from caffe2_recurrent.rewriting.rows import ALONG_FEATURES, BINARY, ELEMENTWISE
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.rewriting.sizes import Sizes
+from caffe2_recurrent.sizes import Sizes
 
 # Known to depend on their inputs alone and to change nothing else. Others may take from a queue, count their calls or
 # write a file.

@@ -16,14 +16,14 @@ from typing import Iterable, NamedTuple, Optional
 
 from caffe2.proto import caffe2_pb2
 
+from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import integer, number
 from caffe2_recurrent.rewriting import dataflow
 from caffe2_recurrent.rewriting.emit import Emitter, aten_is_missing
-from caffe2_recurrent.rewriting.loop import Loop
 from caffe2_recurrent.rewriting.masks import emit_only_inside, step_mask, why_no_mask
 from caffe2_recurrent.rewriting.rows import FEATURES
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.rewriting.sizes import Sizes
+from caffe2_recurrent.sizes import Sizes
 
 UNIT, UNIT_GRADIENT = "LSTMUnit", "LSTMUnitGradient"
 # Below this many elements of a state, `LSTMUnit` is faster than a dozen operators.

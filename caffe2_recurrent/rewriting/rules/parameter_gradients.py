@@ -4,14 +4,14 @@ from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple, Union
 
 from caffe2.proto import caffe2_pb2
 
+from caffe2_recurrent.loop import Gradient, Loop, Parameter
 from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.operators import copied, new_operator
 from caffe2_recurrent.rewriting import dataflow
-from caffe2_recurrent.rewriting.loop import Gradient, Loop, Parameter
 from caffe2_recurrent.rewriting.over_steps import OverSteps, of_forward, of_gradient
 from caffe2_recurrent.rewriting.rows import FEATURES, with_rows
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.rewriting.sizes import Sizes
+from caffe2_recurrent.sizes import Sizes
 
 FC_GRADIENT, ELEMENTWISE_LINEAR_GRADIENT = "FCGradient", "ElementwiseLinearGradient"
 

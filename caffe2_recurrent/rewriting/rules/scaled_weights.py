@@ -4,12 +4,12 @@ from typing import Iterable, Optional
 
 from caffe2.proto import caffe2_pb2
 
+from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import argument
 from caffe2_recurrent.rewriting import dataflow
 from caffe2_recurrent.rewriting.emit import ATEN
-from caffe2_recurrent.rewriting.loop import Loop
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.rewriting.sizes import Sizes
+from caffe2_recurrent.sizes import Sizes
 
 
 class ScaledWeights(Rule):

@@ -2,10 +2,10 @@
 
 from typing import Iterable, Optional
 
+from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import integer
-from caffe2_recurrent.rewriting.loop import Loop
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.rewriting.sizes import Sizes
+from caffe2_recurrent.sizes import Sizes
 
 # The transposition costs about as much as it gains in three or four steps.
 FEWEST_STEPS = 8

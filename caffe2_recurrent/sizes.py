@@ -10,9 +10,9 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import core, workspace
 
 from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR
+from caffe2_recurrent.loop import INITIAL, Loop
 from caffe2_recurrent.operator_arguments import integers, strings
 from caffe2_recurrent.problems import Problems, given
-from caffe2_recurrent.rewriting.loop import INITIAL, Loop
 
 Shape = Tuple[int, ...]
 # Turns each sequence round, for the loop that runs over it from its end.

@@ -1,0 +1,33 @@
+"""Files that are either whole or as they were: written under another name, then renamed."""
+
+import contextlib
+import os
+from typing import Iterator
+
+
+@contextlib.contextmanager
+def replacing(path: str) -> Iterator[str]:
+    """Yields a temporary name beside `path`; what was written there takes the place of `path` at the end.
+
+    If the body fails, the temporary file goes and `path` stays as it was. Errors of the file system pass through
+    (`OSError`).
+    """
+    part = "{}.{}.part".format(path, os.getpid())
+    try:
+        yield part
+        _flush_to_disk(part)
+        os.replace(part, path)
+    finally:
+        with contextlib.suppress(OSError):
+            os.remove(part)
+
+
+def write_bytes(path: str, content: bytes) -> None:
+    with replacing(path) as part, open(part, "wb") as stream:
+        stream.write(content)
+
+
+def _flush_to_disk(path: str) -> None:
+    # Renaming can reach the disk before the content does; a crash in between would leave an empty file.
+    with open(path, "rb+") as stream:
+        os.fsync(stream.fileno())
