@@ -25,6 +25,7 @@ else:
     from caffe2_recurrent.gradient_check import check_gradients
     from caffe2_recurrent.gru import GRU
     from caffe2_recurrent.lstm import LSTM, MILSTM
+    from caffe2_recurrent.numerical_check import gradcheck
     from caffe2_recurrent.recurrent import recurrent_net
     from caffe2_recurrent.rewriting import optimize
     from caffe2_recurrent.weights import GetLSTMParamNames, InitFromLSTMParams
@@ -42,6 +43,7 @@ else:
         "apply_regular_attention",
         "check_gradients",
         "get_external_blob_names",
+        "gradcheck",
         "install",
         "optimize",
         "recurrent_net",

@@ -12,8 +12,7 @@ import importlib.util
 import platform
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from caffe2_recurrent import __version__, installation
@@ -93,7 +92,10 @@ def _examine_engine() -> Engine:
 
 def try_network() -> Trial:
     """Build a small LSTM, run it with its gradient, and compare both with numpy."""
-    with _workspace_of_its_own():
+    # It imports Caffe2, which is what the doctor may find missing.
+    from caffe2_recurrent.scratch_workspace import scratch_workspace
+
+    with scratch_workspace("caffe2_recurrent_doctor"):
         try:
             network = _build()
         # Whatever it is that fails here, telling it is what the doctor is for.
@@ -109,19 +111,6 @@ def try_network() -> Trial:
     if not slope_error <= SLOPE_TOLERANCE:
         return Trial(f"an LSTM ran, but its gradient is off by {slope_error:.1%}", value_error, slope_error)
     return Trial(None, value_error, slope_error)
-
-
-@contextmanager
-def _workspace_of_its_own() -> Iterator[None]:
-    from caffe2.python import workspace
-
-    previous = workspace.CurrentWorkspace()
-    workspace.SwitchWorkspace("caffe2_recurrent_doctor", True)
-    try:
-        yield
-    finally:
-        workspace.ResetWorkspace()
-        workspace.SwitchWorkspace(previous)
 
 
 # T steps of N sequences, from I features to D.

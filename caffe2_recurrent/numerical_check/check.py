@@ -1,0 +1,130 @@
+"""`gradcheck`: the gradients of a net beside numerical ones, element by element."""
+
+import collections.abc
+from typing import Any, List, Mapping, Optional, Sequence, Union
+
+import numpy as np
+from caffe2.proto import caffe2_pb2
+from caffe2.python import core
+from caffe2.python.model_helper import ModelHelper
+
+from caffe2_recurrent.arguments import Blob, is_blob
+from caffe2_recurrent.numerical_check.comparison import compare
+from caffe2_recurrent.numerical_check.report import GradientReport
+from caffe2_recurrent.numerical_check.roles import read_inputs
+from caffe2_recurrent.numerical_check.settings import Settings, check_settings
+from caffe2_recurrent.numerical_check.values import WORKSPACE, find_values, read_values
+from caffe2_recurrent.problems import Problems, given, names
+from caffe2_recurrent.scratch_workspace import scratch_workspace
+
+
+class GradientsDiffer(AssertionError):
+    """Gradients that are not those of the net; `report` has all of them."""
+
+    def __init__(self, report: GradientReport) -> None:
+        wrong = [check.blob for check in report.checks if not check.passes]
+        super().__init__("gradcheck: the gradient of {} is wrong\n{}".format(names(wrong), report))
+        self.report = report
+
+
+def gradcheck(
+    model_or_net: Union[ModelHelper, core.Net],
+    outputs: Union[Blob, Sequence[Blob]],
+    values: Optional[Mapping[Blob, Union[np.ndarray, Sequence[int]]]] = None,
+    blobs: Optional[Sequence[Blob]] = None,
+    rtol: float = 1e-3,
+    atol: Optional[float] = None,
+    step: float = 2.0**-6,
+    most_elements: int = 500,
+    seed: int = 0,
+) -> GradientReport:
+    """Compare the gradients of every input, initial state and parameter of a net with numerical ones.
+
+    The net is the one that computes `outputs`, before `AddGradientOperators`. The loss is a sum of all elements of
+    the outputs with random weights; it is differentiated by the net's own gradient operators, and by central
+    differences of two step sizes. Net, model and workspace stay as they were.
+
+    Args:
+        model_or_net: a `core.Net`, or a `ModelHelper`, whose `param_init_net` makes the parameters that are neither
+            in `values` nor in the workspace.
+        outputs: the float32 blob or blobs through which gradients come, as `hidden_all`.
+        values: an array for an input, or its shape, as `{'x': (5, 2, 3)}`, for which normal numbers are drawn. Inputs
+            that are not named are taken from the workspace. Integer inputs, as lengths, need an array.
+        blobs: the inputs to check; default all of type float32.
+        rtol, atol: how far the gradients of an element may be apart: `atol + rtol * m`, with m the largest numerical
+            gradient of that blob. Default for `atol`: 3e-5 times the root of the number of elements of the outputs,
+            several times what rounding to float32 does.
+        step: how far an element is moved at first, and then twice as far. Smaller steps suit stronger curvature,
+            larger ones less rounding.
+        most_elements: of a larger blob, so many elements are drawn at random.
+        seed: of the values, the weights, and the elements drawn.
+
+    Returns:
+        A `GradientReport`: the worst element of each blob, both gradients there, and its place.
+
+    Raises:
+        GradientsDiffer: an `AssertionError` with the report as its text.
+        TypeError, ValueError: all that is wrong with the arguments, inputs without a value, a net whose outputs
+            change from run to run, gradients that `check_gradients` finds lost.
+    """
+    types, problems = Problems("gradcheck"), Problems("gradcheck")
+    is_model = isinstance(model_or_net, ModelHelper)
+    net = model_or_net.net if is_model else model_or_net
+    if not isinstance(net, core.Net):
+        types.add("model_or_net must be a ModelHelper or a core.Net; got {}", given(model_or_net))
+    wanted_outputs = _read_blobs("outputs", outputs, types)
+    wanted_blobs = None if blobs is None else _read_blobs("blobs", blobs, types)
+    given_values = read_values(values, types)
+    settings = Settings(rtol, atol, step, most_elements, seed)
+    check_settings(settings, types, problems)
+    types.raise_if_any(TypeError)
+    problems.raise_if_any()
+    proto = net.Proto()
+    _check_outputs(proto, wanted_outputs, problems)
+    init_net = model_or_net.param_init_net.Proto() if is_model else None
+    found = find_values(read_inputs(proto), given_values, init_net, seed, problems)
+    chosen = _choose(found, wanted_blobs, problems)
+    problems.raise_if_any()
+    with scratch_workspace(WORKSPACE):
+        report = compare(proto, found, wanted_outputs, chosen, settings)
+    if not report.passes:
+        raise GradientsDiffer(report)
+    return report
+
+
+def _read_blobs(role: str, value: Any, types: Problems) -> List[str]:
+    listed = [value] if is_blob(value) else value
+    if not isinstance(listed, collections.abc.Iterable) or isinstance(listed, bytes):
+        types.add("{} must be a blob or a list of blobs; got {}", role, given(value))
+        return []
+    blobs = list(listed)
+    for blob in blobs:
+        if not is_blob(blob):
+            types.add("{} takes blobs or their names; got {}", role, given(blob))
+    return [str(blob) for blob in blobs]
+
+
+def _check_outputs(net: caffe2_pb2.NetDef, outputs: Sequence[str], problems: Problems) -> None:
+    if any(operator.is_gradient_op for operator in net.op):
+        problems.add("net '{}' has gradient operators already; check it before AddGradientOperators", net.name)
+    if not outputs:
+        problems.add("outputs is empty; name at least one blob that the net computes")
+    written = {blob for operator in net.op for blob in operator.output}
+    unknown = [blob for blob in outputs if blob not in written]
+    if unknown:
+        problems.add("net '{}' does not compute {}", net.name, names(unknown))
+
+
+def _choose(found: Mapping[str, Any], wanted: Optional[Sequence[str]], problems: Problems) -> List[str]:
+    """The inputs to check."""
+    floats = [blob for blob, value in found.items() if isinstance(value, np.ndarray) and value.dtype == np.float32]
+    if wanted is None:
+        chosen = [blob for blob in floats if found[blob].size]
+    else:
+        chosen = list(wanted)
+        others = [blob for blob in wanted if blob not in floats]
+        if others:
+            problems.add("blobs has {}; float32 inputs of the net are {}", names(others), names(floats))
+    if not chosen:
+        problems.add("there is nothing to check: the net has no float32 input")
+    return chosen

@@ -1,0 +1,90 @@
+"""Both gradients of each blob, and where they are farthest apart."""
+
+import math
+from typing import Any, List, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+from caffe2.proto import caffe2_pb2
+
+from caffe2_recurrent.numerical_check.report import BlobCheck, GradientReport
+from caffe2_recurrent.numerical_check.roles import INPUT, read_roles
+from caffe2_recurrent.numerical_check.settings import Settings
+from caffe2_recurrent.numerical_check.slopes import Index, slope
+from caffe2_recurrent.numerical_check.trial import Trial
+from caffe2_recurrent.problems import Problems
+
+ROUNDING = 3e-5
+
+
+def compare(
+    net: caffe2_pb2.NetDef,
+    values: Mapping[str, Any],
+    outputs: Sequence[str],
+    blobs: Sequence[str],
+    settings: Settings,
+) -> GradientReport:
+    """Check `blobs`, in the current workspace."""
+    trial = Trial(net, values, outputs)
+    weights = _weights(trial, outputs, settings.seed)
+    atol = _rounding(weights) if settings.atol is None else settings.atol
+    analytic = trial.gradients(weights)
+    roles = read_roles(net)
+    random = np.random.RandomState(settings.seed)
+    checks = []
+    for blob in blobs:
+        places = _places(values[blob].shape, settings.most_elements, random)
+        slopes = [slope(trial.outputs, weights, blob, values[blob], place, settings.step) for place in places]
+        numerical = np.array([found.value for found in slopes])
+        own = _own_gradient(analytic.get(blob), places)
+        allowed = atol + settings.rtol * float(np.max(np.abs(numerical), initial=0.0))
+        worst = _worst(own, numerical)
+        checks.append(
+            BlobCheck(
+                blob=blob,
+                role=roles.get(blob, INPUT),
+                checked=len(places),
+                elements=values[blob].size,
+                worst=places[worst],
+                analytic=float(own[worst]),
+                numerical=float(numerical[worst]),
+                allowed=allowed,
+                disagreement=slopes[worst].disagreement,
+                missing=blob not in analytic,
+            )
+        )
+    return GradientReport(checks)
+
+
+def _weights(trial: Trial, outputs: Sequence[str], seed: int) -> List[np.ndarray]:
+    """Random weights for the elements of the outputs, which must be the same in every run."""
+    first, second = trial.outputs({}), trial.outputs({})
+    problems = Problems("gradcheck")
+    for output, before, after in zip(outputs, first, second):
+        if not np.isfinite(before).all():
+            problems.add("output '{}' has elements that are not finite at these values", output)
+        elif not np.array_equal(before, after):
+            problems.add("output '{}' changes from run to run; take what draws random numbers out of the net", output)
+    problems.raise_if_any()
+    random = np.random.RandomState(seed)
+    return [random.standard_normal(output.shape).astype(np.float32) for output in first]
+
+
+def _rounding(weights: Sequence[np.ndarray]) -> float:
+    """Several times the error of a slope, measured to grow like this from 40 to 40,000 elements."""
+    return ROUNDING * math.sqrt(sum(weight.size for weight in weights))
+
+
+def _places(shape: Tuple[int, ...], most: int, random: np.random.RandomState) -> List[Index]:
+    """The elements to check: all, or as many as may be, drawn at random."""
+    size = int(np.prod(shape))
+    flat = np.arange(size) if size <= most else np.sort(random.choice(size, most, replace=False))
+    return [tuple(int(axis) for axis in np.unravel_index(element, shape)) for element in flat]
+
+
+def _own_gradient(gradient: Optional[np.ndarray], places: Sequence[Index]) -> np.ndarray:
+    return np.array([0.0 if gradient is None else gradient[place] for place in places], dtype=np.float64)
+
+
+def _worst(own: np.ndarray, numerical: np.ndarray) -> int:
+    # A gradient that is no number is the worst there is.
+    return int(np.argmax(np.nan_to_num(np.abs(own - numerical), nan=np.inf, posinf=np.inf)))

@@ -1,0 +1,44 @@
+"""Numerical gradients of a net that computes in float32.
+
+The loss is a weighted sum of the outputs. It is never rounded to float32: the outputs are subtracted, weighted and
+added in float64, so that only the rounding within the net is left. Central differences of steps h and 2 h cancel the
+error of second order (Richardson):
+
+    D(h) = (loss(x + h) - loss(x - h)) / 2 h        gradient = (4 D(h) - D(2 h)) / 3
+"""
+
+from typing import Callable, List, Mapping, NamedTuple, Sequence, Tuple
+
+import numpy as np
+
+Index = Tuple[int, ...]
+# The outputs in float64 for given values of some inputs.
+Function = Callable[[Mapping[str, np.ndarray]], List[np.ndarray]]
+
+
+class Slope(NamedTuple):
+    """The numerical gradient at one element, and how far apart those of the two steps are."""
+
+    value: float
+    disagreement: float
+
+
+def slope(
+    function: Function, weights: Sequence[np.ndarray], blob: str, value: np.ndarray, index: Index, step: float
+) -> Slope:
+    """The gradient at element `index` of input `blob`."""
+    near, far = (_central(function, weights, blob, value, index, size) for size in (step, 2 * step))
+    return Slope((4 * near - far) / 3, abs(near - far))
+
+
+def _central(
+    function: Function, weights: Sequence[np.ndarray], blob: str, value: np.ndarray, index: Index, step: float
+) -> float:
+    moved = value.copy()
+    moved[index] = value[index] + step
+    above, after = float(moved[index]), function({blob: moved})
+    moved[index] = value[index] - step
+    below, before = float(moved[index]), function({blob: moved})
+    change = sum(float(np.vdot(weight, a - b)) for weight, a, b in zip(weights, after, before))
+    # What was added is what float32 made of the step.
+    return change / (above - below)

@@ -1,0 +1,20 @@
+"""A workspace of its own for nets that must leave no trace in the caller's."""
+
+import contextlib
+from typing import Iterator
+
+from caffe2.python import workspace
+
+
+@contextlib.contextmanager
+def scratch_workspace(name: str) -> Iterator[None]:
+    """The body runs in an empty workspace, which is emptied again; the caller's is as it was, and current again."""
+    previous = workspace.CurrentWorkspace()
+    workspace.SwitchWorkspace(name, True)
+    try:
+        workspace.ResetWorkspace()
+        yield
+    finally:
+        # Caffe2 cannot take a workspace away, only what is in it.
+        workspace.ResetWorkspace()
+        workspace.SwitchWorkspace(previous)
