@@ -3,12 +3,14 @@
 The cross-cutting tests (test_cells.py) run over all of them, with T = 3 steps, N = 2 sequences, D = 3 and S = 4.
 """
 
+import itertools
 from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 from caffe2.python import workspace
 from caffe2.python.model_helper import ModelHelper
+from hypothesis import strategies as st
 
 import comparing
 import numpy_loop
@@ -247,10 +249,10 @@ class Cell:
         for name, value in self.values().items():
             workspace.FeedBlob(self.full_name(name, scope), value)
 
-    def run(self, executor=True):
-        """Outputs, gradients by name, and the model, run by the engine."""
+    def run(self, executor=True, rewrite=None):
+        """Outputs, gradients by name, and the model, run by the engine; `rewrite` may change the model before."""
         model, outputs = self.build()
-        return comparing.run_layer(self, model, outputs, executor)
+        return comparing.run_layer(self, model, outputs, executor, rewrite)
 
     def assert_right(self, executor=True):
         outputs, gradients, _ = self.run(executor)
@@ -294,3 +296,24 @@ CELLS = [
         **{**ATTENTION, "inputs": {"encoder": (S, N, E), "weighted": (S, N, E)}},
     ),
 ]
+
+
+def choices(cell):
+    """Values for `outputs_with_grads`."""
+    outputs = range(2 * len(cell.states))
+    return [chosen for size in (1, 2) for chosen in itertools.combinations(outputs, size)] + [tuple(outputs), "auto"]
+
+
+def drawn(data, among, flags=None):
+    """A cell with random sizes, lengths and options, drawn by Hypothesis; `flags` are options that are on or off."""
+    cell = data.draw(st.sampled_from(among))
+    steps = data.draw(st.integers(1, 5))
+    options = {flag: data.draw(st.booleans()) for flag in (cell.memory if flags is None else flags)}
+    options["outputs_with_grads"] = data.draw(st.sampled_from(choices(cell)))
+    return cell.but(
+        steps=steps,
+        lengths=data.draw(st.none() | st.lists(st.integers(0, steps), min_size=N, max_size=N)),
+        rank=data.draw(st.integers(1, 3)),
+        seed=data.draw(st.integers(0, 99)),
+        options=options,
+    )

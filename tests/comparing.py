@@ -29,46 +29,54 @@ def positions(step_net, options=()):
     return tuple(range(2 * len(step_net.initial))) if chosen == "auto" else tuple(chosen)
 
 
-def run(builder, step_net, threads=None, executor=True, **options):
-    """Values of all outputs, and the gradients of all float outer blobs for fixed random output gradients."""
-    net, outputs = build(builder, step_net, **options)
-    configure(net, executor)
+def feed(step_net):
     for name, value in step_net.outer.items():
         workspace.FeedBlob(name, value)
-    if dict(step_net.options, **options).get("forward_only"):
-        workspace.RunNetOnce(net)
-        return [workspace.FetchBlob(output) for output in outputs], {}
-    reference = reference_outputs(step_net)
-    seeds = output_gradients(step_net, options, reference)
-    given = {}
-    for position, value in seeds.items():
-        name = "given_gradient_{}".format(position)
-        workspace.FeedBlob(name, value.astype(np.float32))
-        given[outputs[position]] = net.AddExternalInput(name)
-    found = net.AddGradientOperators(given)
+
+
+def run(builder, step_net, executor=True, rewrite=None, **options):
+    """Values of all outputs, and the gradients of all float outer blobs for fixed random output gradients.
+
+    `rewrite` may change the finished net before it is run.
+    """
+    net, outputs = build(builder, step_net, **options)
+    feed(step_net)
+    found = {}
+    if not dict(step_net.options, **options).get("forward_only"):
+        found = _differentiate(net, outputs, output_gradients(step_net, options, reference_outputs(step_net)))
+    if rewrite is not None:
+        rewrite(net)
     configure(net, executor)
     workspace.RunNetOnce(net)
     gradients = {name: workspace.FetchBlob(str(found[name])) for name in step_net.floats if name in found}
     return [workspace.FetchBlob(output) for output in outputs], gradients
 
 
-def run_layer(case, model, outputs, executor):
+def run_layer(case, model, outputs, executor, rewrite=None):
     """Outputs, gradients by name, and the model: a layer with the values and output gradients of `case`, run once."""
     found = {}
     if not case.options.get("forward_only"):
-        given = {}
-        for position in case.positions:
-            name = "gradient_{}".format(position)
-            workspace.FeedBlob(name, case.output_gradients()[position].astype(np.float32))
-            given[outputs[position]] = model.net.AddExternalInput(name)
-        found = model.net.AddGradientOperators(given)
-    configure(model.net, executor)
+        seeds = case.output_gradients()
+        found = _differentiate(model.net, outputs, {position: seeds[position] for position in case.positions})
     workspace.RunNetOnce(model.param_init_net)
     case.feed()
+    if rewrite is not None:
+        rewrite(model)
+    configure(model.net, executor)
     workspace.RunNetOnce(model.net)
     blobs = {name: core.BlobReference(case.full_name(name)) for name in case.values()}
     gradients = {name: workspace.FetchBlob(str(found[blob])) for name, blob in blobs.items() if blob in found}
     return [workspace.FetchBlob(output) for output in outputs], gradients, model
+
+
+def _differentiate(net, outputs, seeds):
+    """Add gradient operators that start from `seeds` (position of an output -> its gradient); gives all gradients."""
+    given = {}
+    for position, value in seeds.items():
+        name = "given_gradient_{}".format(position)
+        workspace.FeedBlob(name, value.astype(np.float32))
+        given[outputs[position]] = net.AddExternalInput(name)
+    return net.AddGradientOperators(given)
 
 
 def configure(net, executor):
@@ -121,11 +129,16 @@ def assert_close(found, expected, what, tolerance=TOLERANCE):
 
 
 def assert_right(builder, step_net, **options):
-    """Outputs and gradients equal the numpy loop's; a blob without a gradient has a zero one there."""
+    """Outputs and gradients equal the numpy loop's."""
     outputs, gradients = run(builder, step_net, **options)
+    options.pop("executor", None)
+    assert_outputs_and_gradients(step_net, outputs, gradients, **options)
+
+
+def assert_outputs_and_gradients(step_net, outputs, gradients, **options):
+    """What `run` gave equals the numpy loop's; a blob without a gradient has a zero one there."""
     for index, (output, expected) in enumerate(zip(outputs, reference_outputs(step_net))):
         assert_close(output, expected, "output {}".format(index))
-    options.pop("executor", None)
     if dict(step_net.options, **options).get("forward_only"):
         return
     for name, expected in reference_gradients(step_net, **options).items():

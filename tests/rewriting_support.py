@@ -50,11 +50,24 @@ def optimising(rules=None):
         workspace.RunNetOnce = run
 
 
-def assert_done(net, rules=None):
+class Optimised:
+    """To be called with a finished net or model: optimises it, and keeps it and the report."""
+
+    def __init__(self, rules=None, even_if_slower=True):
+        self._rules = rules
+        self._even_if_slower = even_if_slower
+
+    def __call__(self, net):
+        self.net = net.net if isinstance(net, ModelHelper) else net
+        self.report = optimize(net, self._rules, even_if_slower=self._even_if_slower)
+        assert_done(self.net, self._rules, self._even_if_slower)
+
+
+def assert_done(net, rules=None, even_if_slower=True):
     """A second call finds nothing to do and changes nothing; the loops say what they wait for."""
     proto = net if isinstance(net, caffe2_pb2.NetDef) else net.Proto()
     before = proto.SerializeToString()
-    again = optimize(net, rules, even_if_slower=True)
+    again = optimize(net, rules, even_if_slower=even_if_slower)
     assert again.total == 0, str(again)
     assert proto.SerializeToString() == before
     assert undeclared(proto) == []

@@ -77,6 +77,22 @@ def assert_right(step_net, rules, **options):
     return report
 
 
+class Alone:
+    """The functions of this module for one rule."""
+
+    def __init__(self, rule):
+        self._rule = rule
+
+    def assert_kept(self, step_net, **options):
+        return assert_kept(step_net, [self._rule], **options)
+
+    def assert_right(self, step_net, **options):
+        return assert_right(step_net, [self._rule], **options)
+
+    def refusals(self, step_net, **options):
+        return reasons(build(step_net, **options)[0], self._rule)
+
+
 def loop_operator(net, kind="RecurrentNetwork"):
     (found,) = [operator for operator in net.Proto().op if operator.type == kind]
     return found

@@ -1,7 +1,5 @@
 """What every cell must do, over the registry of cells."""
 
-import itertools
-
 import numpy as np
 import pytest
 from caffe2.python import core, gradient_checker, optimizer, workspace
@@ -10,18 +8,14 @@ from caffe2.python.model_helper import ModelHelper
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import cells
 import comparing
 import step_memory
-from cells import CELLS, N, T
+from cells import CELLS, T
 
 EXECUTOR = pytest.mark.parametrize("executor", [True, False], ids=["executor", "plain"])
 EVERY_CELL = pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
 STEP_NUMBER_BYTES = 4
-
-
-def choices(cell):
-    outputs = range(2 * len(cell.states))
-    return [chosen for size in (1, 2) for chosen in itertools.combinations(outputs, size)] + [tuple(outputs), "auto"]
 
 
 @EVERY_CELL
@@ -32,7 +26,7 @@ def test_values_and_gradients_are_those_of_a_numpy_loop(cell, executor):
 
 @EVERY_CELL
 def test_every_choice_of_outputs_with_grads(cell):
-    for choice in choices(cell):
+    for choice in cells.choices(cell):
         workspace.ResetWorkspace()
         cell.but(options={"outputs_with_grads": choice}).assert_right()
 
@@ -81,18 +75,7 @@ def test_forward_only(cell):
 @given(st.data())
 def test_random_sizes_lengths_and_options(data):
     workspace.ResetWorkspace()
-    cell = data.draw(st.sampled_from(CELLS))
-    steps = data.draw(st.integers(1, 5))
-    options = {flag: data.draw(st.booleans()) for flag in cell.memory}
-    options["outputs_with_grads"] = data.draw(st.sampled_from(choices(cell)))
-    lengths = data.draw(st.none() | st.lists(st.integers(0, steps), min_size=N, max_size=N))
-    changed = cell.but(
-        steps=steps,
-        lengths=lengths,
-        rank=data.draw(st.integers(1, 3)),
-        seed=data.draw(st.integers(0, 99)),
-        options=options,
-    )
+    changed = cells.drawn(data, CELLS)
     changed.assert_right(data.draw(st.booleans()))
 
 

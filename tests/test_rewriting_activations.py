@@ -1,8 +1,7 @@
 """The rule `activations`, and `widths.py`, by which it knows how large blobs are."""
 
-import numpy as np
 import pytest
-from caffe2.python import core, workspace
+from caffe2.python import workspace
 
 import comparing
 from caffe2_recurrent import optimize, recurrent_net
@@ -11,44 +10,18 @@ from caffe2_recurrent.rewriting.rules import activations
 from caffe2_recurrent.rewriting.widths import elements, width
 from caffe2_recurrent.sizes import Sizes
 from cells import CELLS
+from rewriting_support import Optimised
 from step_nets import D, Maker, N, T, scoped
 
 EXECUTOR = pytest.mark.parametrize("executor", [True, False], ids=["executor", "plain"])
 
 
-def feed(step_net):
-    for name, value in step_net.outer.items():
-        workspace.FeedBlob(name, value)
-
-
-def run(step_net, executor=True, rules=("activations",)):
-    """Outputs, gradients, report and net of a step net run optimised."""
-    net, outputs = comparing.build(recurrent_net, step_net)
-    found = {}
-    if not step_net.options.get("forward_only"):
-        given = {}
-        for position, value in comparing.output_gradients(step_net, {}, comparing.reference_outputs(step_net)).items():
-            name = "given_gradient_{}".format(position)
-            workspace.FeedBlob(name, value.astype(np.float32))
-            given[outputs[position]] = net.AddExternalInput(name)
-        found = net.AddGradientOperators(given)
-    feed(step_net)
-    report = optimize(net, rules, even_if_slower=True)
-    assert optimize(net, rules, even_if_slower=True).total == 0
-    comparing.configure(net, executor)
-    workspace.RunNetOnce(net)
-    gradients = {name: workspace.FetchBlob(str(found[name])) for name in step_net.floats if name in found}
-    return [workspace.FetchBlob(output) for output in outputs], gradients, report, net
-
-
-def assert_right(step_net, **how):
-    outputs, gradients, report, net = run(step_net, **how)
-    for index, (output, expected) in enumerate(zip(outputs, comparing.reference_outputs(step_net))):
-        comparing.assert_close(output, expected, "output {}".format(index))
-    if not step_net.options.get("forward_only"):
-        for name, expected in comparing.reference_gradients(step_net).items():
-            comparing.assert_close(gradients.get(name, np.zeros_like(expected)), expected, "gradient of " + name)
-    return report, net
+def assert_right(step_net, executor=True, rules=("activations",)):
+    """A step net run optimised gives what the numpy loop gives; returns report and net."""
+    rewrite = Optimised(rules)
+    outputs, gradients = comparing.run(recurrent_net, step_net, executor, rewrite)
+    comparing.assert_outputs_and_gradients(step_net, outputs, gradients)
+    return rewrite.report, rewrite.net
 
 
 def reasons(report):
@@ -96,23 +69,13 @@ def test_every_cell(cell):
     """The whole registry, with the backward step computing again what it can and not."""
     for changed in (cell, cell.remembering_nothing()):
         workspace.ResetWorkspace()
-        model, outputs = changed.build()
-        given = {}
-        for position in changed.positions:
-            name = "gradient_{}".format(position)
-            workspace.FeedBlob(name, changed.output_gradients()[position].astype(np.float32))
-            given[outputs[position]] = model.net.AddExternalInput(name)
-        found = model.net.AddGradientOperators(given)
-        workspace.RunNetOnce(model.param_init_net)
-        changed.feed()
-        report = optimize(model, ["activations", "unread_blobs"], even_if_slower=True)
-        assert (report.counts["activations"] > 0) == (cell.name not in ("lstm", "milstm"))
-        workspace.RunNetOnce(model.net)
+        rewrite = Optimised(["activations", "unread_blobs"])
+        outputs, gradients, _ = changed.run(rewrite=rewrite)
+        assert (rewrite.report.counts["activations"] > 0) == (cell.name not in ("lstm", "milstm"))
         for index, expected in enumerate(changed.reference()):
-            comparing.assert_close(workspace.FetchBlob(outputs[index]), expected, index)
+            comparing.assert_close(outputs[index], expected, index)
         for name, expected in changed.reference_gradients().items():
-            gradient = found[core.BlobReference(changed.full_name(name))]
-            comparing.assert_close(workspace.FetchBlob(str(gradient)), expected, name)
+            comparing.assert_close(gradients[name], expected, name)
 
 
 # Refusals.
@@ -172,7 +135,7 @@ def built(shapes=None, feeding=True, **options):
     if not options.get("forward_only"):
         net.AddGradientOperators({outputs[0]: net.AddExternalInput("given")})
     if feeding:
-        feed(step_net)
+        comparing.feed(step_net)
     return optimize(net, ["activations"], shapes, dry_run=True)
 
 

@@ -14,6 +14,7 @@ from caffe2_recurrent import optimize, recurrent_net
 from caffe2_recurrent.rewriting.rules import RULES, gru_unit
 from caffe2_recurrent.rewriting.rules.parameter_gradients import ParameterGradients
 from cells import CELLS, D, N, T
+from rewriting_support import Optimised
 from step_nets import Maker, scoped
 
 STEP_NUMBER_BYTES = 4
@@ -23,27 +24,11 @@ EVERY_GRU = pytest.mark.parametrize("cell", [*GRUS, STOCK], ids=lambda cell: cel
 EXECUTOR = pytest.mark.parametrize("executor", [True, False], ids=["executor", "plain"])
 
 
-def run(cell, executor=True, rules=None, memory=None):
-    """Outputs, gradients by name and report of a cell run optimised."""
-    model, outputs = cell.build()
-    found = {}
-    if not cell.options.get("forward_only"):
-        given = {}
-        for position in cell.positions:
-            name = "gradient_{}".format(position)
-            workspace.FeedBlob(name, cell.output_gradients()[position].astype(np.float32))
-            given[outputs[position]] = model.net.AddExternalInput(name)
-        found = model.net.AddGradientOperators(given)
-    workspace.RunNetOnce(model.param_init_net)
-    cell.feed()
-    report = optimize(model, rules, even_if_slower=True)
-    assert optimize(model, rules, even_if_slower=True).total == 0
-    comparing.configure(model.net, executor)
-    workspace.RunNetOnce(model.net)
-    blobs = {name: cell.full_name(name) for name in cell.values()}
-    named = {str(blob): str(gradient) for blob, gradient in found.items()}
-    gradients = {name: workspace.FetchBlob(named[blob]) for name, blob in blobs.items() if blob in named}
-    return [workspace.FetchBlob(output) for output in outputs], gradients, report, model
+def run(cell, executor=True, rules=None):
+    """Outputs, gradients by name, report and model of a cell run optimised."""
+    rewrite = Optimised(rules)
+    outputs, gradients, model = cell.run(executor, rewrite)
+    return outputs, gradients, rewrite.report, model
 
 
 def assert_same(cell, executor=True, rules=None):
@@ -155,16 +140,7 @@ def test_a_state_stays_to_the_last_bit_past_the_end():
 @given(st.data())
 def test_random_sizes_lengths_and_options(data):
     workspace.ResetWorkspace()
-    cell = data.draw(st.sampled_from(GRUS))
-    steps = data.draw(st.integers(1, 5))
-    flags = ["memory_optimization", "drop_states"]
-    changed = cell.but(
-        steps=steps,
-        lengths=data.draw(st.none() | st.lists(st.integers(0, steps), min_size=N, max_size=N)),
-        rank=data.draw(st.integers(1, 3)),
-        seed=data.draw(st.integers(0, 99)),
-        options={flag: data.draw(st.booleans()) for flag in flags},
-    )
+    changed = cells.drawn(data, GRUS, ["memory_optimization", "drop_states"])
     rules = data.draw(st.sets(st.sampled_from([rule.name for rule in RULES])))
     report, _ = assert_same(changed, data.draw(st.booleans()), {*rules, "gru_unit"})
     assert report.counts["gru_unit"] == 1
@@ -305,43 +281,27 @@ def run_step_net(step_net, executor=True, rules=None, known=True, planted=()):
 
     `planted` are operators that the backward step has in addition.
     """
-    net, outputs = comparing.build(recurrent_net, step_net)
-    found = {}
-    if not step_net.options.get("forward_only"):
-        seeds = comparing.output_gradients(step_net, {}, comparing.reference_outputs(step_net))
-        given = {}
-        for position, value in seeds.items():
-            name = "given_gradient_{}".format(position)
-            workspace.FeedBlob(name, value.astype(np.float32))
-            given[outputs[position]] = net.AddExternalInput(name)
-        found = net.AddGradientOperators(given)
-    for operator in net.Proto().op:
-        for argument in operator.arg:
-            if argument.name == "backward_step_net":
-                argument.n.op.extend(planted)
-    if known:
-        feed(step_net)
-    report = optimize(net, rules, even_if_slower=True)
-    assert optimize(net, rules, even_if_slower=True).total == 0
-    feed(step_net)
-    comparing.configure(net, executor)
-    workspace.RunNetOnce(net)
-    gradients = {name: workspace.FetchBlob(str(found[name])) for name in step_net.floats if name in found}
-    return [workspace.FetchBlob(output) for output in outputs], gradients, report, net
+    optimised = Optimised(rules)
 
+    def rewrite(net):
+        for operator in net.Proto().op:
+            for argument in operator.arg:
+                if argument.name == "backward_step_net":
+                    argument.n.op.extend(planted)
+        values = {blob: workspace.FetchBlob(blob) for blob in workspace.Blobs()}
+        if not known:
+            workspace.ResetWorkspace()
+        optimised(net)
+        for blob, value in values.items():
+            workspace.FeedBlob(blob, value)
 
-def feed(step_net):
-    for name, value in step_net.outer.items():
-        workspace.FeedBlob(name, value)
+    outputs, gradients = comparing.run(recurrent_net, step_net, executor, rewrite)
+    return outputs, gradients, optimised.report, optimised.net
 
 
 def assert_step_net_is_right(step_net, **how):
     outputs, gradients, report, net = run_step_net(step_net, **how)
-    for index, (output, expected) in enumerate(zip(outputs, comparing.reference_outputs(step_net))):
-        comparing.assert_close(output, expected, "output {}".format(index))
-    if not step_net.options.get("forward_only"):
-        for name, expected in comparing.reference_gradients(step_net).items():
-            comparing.assert_close(gradients.get(name, np.zeros_like(expected)), expected, "gradient of " + name)
+    comparing.assert_outputs_and_gradients(step_net, outputs, gradients)
     return report, net
 
 
@@ -434,7 +394,7 @@ def built(shapes=None, feeding=True, **how):
     step_net = three_parts()
     net, _ = comparing.build(recurrent_net, step_net)
     if feeding:
-        feed(step_net)
+        comparing.feed(step_net)
     return optimize(net, ["gru_unit"], shapes, **how)
 
 

@@ -12,6 +12,7 @@ import random_step_nets
 import step_nets
 from caffe2_recurrent import optimize
 from rewritten_loops import (
+    Alone,
     argument,
     backward_operators,
     build,
@@ -21,24 +22,12 @@ from rewritten_loops import (
     rewritten_layer,
     step_types,
 )
-from rewritten_loops import assert_kept as kept
-from rewritten_loops import assert_right as right
 
 RULE = "invariants"
 D, N, T = step_nets.D, step_nets.N, step_nets.T
 seeds = st.integers(0, 2**32 - 1)
-
-
-def assert_kept(step_net, **options):
-    return kept(step_net, [RULE], **options)
-
-
-def assert_right(step_net, **options):
-    return right(step_net, [RULE], **options)
-
-
-def refusals(step_net, **options):
-    return reasons(build(step_net, **options)[0], RULE)
+alone = Alone(RULE)
+assert_kept, assert_right, refusals = alone.assert_kept, alone.assert_right, alone.refusals
 
 
 def masked(**options):

@@ -4,14 +4,14 @@ from caffe2.python import workspace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import cells
 import comparing
 import random_step_nets
 import rewriting_support as support
 from caffe2_recurrent import recurrent_net
 from caffe2_recurrent.rewriting.rules.forward_links import ForwardLinks
 from caffe2_recurrent.rewriting.rules.parameter_gradients import ParameterGradients
-from cells import CELLS, N
-from test_cells import choices
+from cells import CELLS
 from test_random_step_nets import drawn_options, seeds
 
 chosen_rules = st.none() | st.sets(st.sampled_from(support.NAMES), min_size=1)
@@ -30,13 +30,7 @@ def test_random_step_nets(seed, sequences, executor, rules):
 @given(st.data())
 def test_random_sizes_lengths_options_and_rules_of_cells(data):
     workspace.ResetWorkspace()
-    cell = data.draw(st.sampled_from(CELLS))
-    steps = data.draw(st.integers(1, 5))
-    options = {flag: data.draw(st.booleans()) for flag in cell.memory}
-    options["outputs_with_grads"] = data.draw(st.sampled_from(choices(cell)))
-    lengths = data.draw(st.none() | st.lists(st.integers(0, steps), min_size=N, max_size=N))
-    rank, seed = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 99))
-    changed = cell.but(steps=steps, lengths=lengths, rank=rank, seed=seed, options=options)
+    changed = cells.drawn(data, CELLS)
     with support.optimising(data.draw(chosen_rules)):
         changed.assert_right(data.draw(st.booleans()))
 

@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 import cells
 import comparing
+import rewritten_loops
 import step_memory
 import step_nets
 from caffe2_recurrent import optimize
 from rewritten_loops import (
+    Alone,
     argument,
     backward_operators,
     build,
@@ -22,25 +24,13 @@ from rewritten_loops import (
     rewritten_layer,
     step_types,
 )
-from rewritten_loops import assert_kept as kept
-from rewritten_loops import assert_right as right
 
 RULE = "sequence_operators"
 D, N, T = step_nets.D, step_nets.N, step_nets.T
 STEP_NUMBER_BYTES = 4
 seeds = st.integers(0, 2**32 - 1)
-
-
-def assert_kept(step_net, **options):
-    return kept(step_net, [RULE], **options)
-
-
-def assert_right(step_net, **options):
-    return right(step_net, [RULE], **options)
-
-
-def refusals(step_net, **options):
-    return reasons(build(step_net, **options)[0], RULE)
+alone = Alone(RULE)
+assert_kept, assert_right, refusals = alone.assert_kept, alone.assert_right, alone.refusals
 
 
 def linked(net, kind="RecurrentNetwork"):
@@ -86,7 +76,7 @@ def test_the_backward_step_may_not_see_the_sequence_either():
     optimize(net, rules=["parameter_gradients"], even_if_slower=True)
     optimize(net, rules=[RULE], even_if_slower=True)
     assert "x_t" not in linked(net) + linked(net, "RecurrentNetworkGradient")
-    kept(step_net, ["parameter_gradients", RULE])
+    rewritten_loops.assert_kept(step_net, ["parameter_gradients", RULE])
 
 
 IN_FRONT = {
@@ -203,7 +193,7 @@ def test_random_step_nets(seed, sequences, recompute):
 @given(seeds, st.booleans())
 def test_random_step_nets_with_all_three_rules(seed, recompute):
     step_net, options = random_case(seed, 2, recompute)
-    kept(step_net, ["invariants", "merged_sums", RULE], **options)
+    rewritten_loops.assert_kept(step_net, ["invariants", "merged_sums", RULE], **options)
 
 
 def test_some_random_step_nets_have_such_products():

@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
-from caffe2.python import core, workspace
+from caffe2.python import workspace
 
 import comparing
 import step_memory
 import step_nets
 from caffe2_recurrent import optimize, recurrent_net
 from cells import CELLS
+from rewriting_support import Optimised
 
 EXECUTOR = pytest.mark.parametrize("executor", [True, False], ids=["executor", "plain"])
 # The backward step of the plain LSTM reads all that its step writes.
@@ -16,24 +17,9 @@ EVERY_CELL = pytest.mark.parametrize("cell", CELLS[1:], ids=lambda cell: cell.na
 
 
 def run(cell, executor, rules):
-    model, outputs = cell.build()
-    found = {}
-    if not cell.options.get("forward_only"):
-        given = {}
-        for position in cell.positions:
-            name = "gradient_{}".format(position)
-            workspace.FeedBlob(name, cell.output_gradients()[position].astype(np.float32))
-            given[outputs[position]] = model.net.AddExternalInput(name)
-        found = model.net.AddGradientOperators(given)
-    workspace.RunNetOnce(model.param_init_net)
-    cell.feed()
-    report = optimize(model, rules)
-    assert optimize(model, rules).total == 0
-    comparing.configure(model.net, executor)
-    workspace.RunNetOnce(model.net)
-    named = {name: core.BlobReference(cell.full_name(name)) for name in cell.values()}
-    gradients = {name: workspace.FetchBlob(str(found[blob])) for name, blob in named.items() if blob in found}
-    return [workspace.FetchBlob(output) for output in outputs], gradients, report, model
+    rewrite = Optimised(rules, even_if_slower=False)
+    outputs, gradients, model = cell.run(executor, rewrite)
+    return outputs, gradients, rewrite.report, model
 
 
 @EVERY_CELL
@@ -83,8 +69,7 @@ def test_what_the_backward_step_reads_is_kept():
 
 def shared(make_step, rules=("unread_blobs",)):
     net, _ = comparing.build(recurrent_net, make_step)
-    for name, value in make_step.outer.items():
-        workspace.FeedBlob(name, value)
+    comparing.feed(make_step)
     net.AddGradientOperators([net.Proto().op[-1].output[0]])
     optimize(net, rules, even_if_slower=True)
     (loop,) = [operator for operator in net.Proto().op if operator.type == "RecurrentNetwork"]
