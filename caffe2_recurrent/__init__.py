@@ -21,6 +21,7 @@ else:
     from caffe2_recurrent.control_ops import get_external_blob_names
     from caffe2_recurrent.cudnn import cudnn_LSTM
     from caffe2_recurrent.drop_in import install, uninstall
+    from caffe2_recurrent.exchange import export_onnx, lstm_from_cudnn, lstm_from_torch, lstm_to_cudnn, lstm_to_torch
     from caffe2_recurrent.executor import retrieve_step_blobs, set_rnn_executor_config
     from caffe2_recurrent.gradient_check import check_gradients
     from caffe2_recurrent.gru import GRU
@@ -28,6 +29,7 @@ else:
     from caffe2_recurrent.numerical_check import gradcheck
     from caffe2_recurrent.recurrent import recurrent_net
     from caffe2_recurrent.rewriting import optimize
+    from caffe2_recurrent.viewing import describe, draw
     from caffe2_recurrent.weights import GetLSTMParamNames, InitFromLSTMParams
 
     __all__ = [
@@ -42,9 +44,16 @@ else:
         "apply_recurrent_attention",
         "apply_regular_attention",
         "check_gradients",
+        "describe",
+        "draw",
+        "export_onnx",
         "get_external_blob_names",
         "gradcheck",
         "install",
+        "lstm_from_cudnn",
+        "lstm_from_torch",
+        "lstm_to_cudnn",
+        "lstm_to_torch",
         "optimize",
         "recurrent_net",
         "retrieve_step_blobs",

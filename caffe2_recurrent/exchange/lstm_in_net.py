@@ -1,0 +1,223 @@
+"""Finding an LSTM in a net: its layers and directions, and what its operators say of them.
+
+    loops named as under <scope>/  ->  each read by itself  ->  layers, checked to read one another
+
+What stands in the net counts, not what it was built with, so that nets from files are read as well.
+"""
+
+import re
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
+
+from caffe2.proto import caffe2_pb2
+from caffe2.python import core
+from caffe2.python.model_helper import ModelHelper
+
+from caffe2_recurrent.checks import Checks
+from caffe2_recurrent.exchange.lstm_loop import LSTMLoop, Outputs, read_lstm_loop
+from caffe2_recurrent.loop import Loop, read_loops
+from caffe2_recurrent.operator_arguments import integer
+from caffe2_recurrent.problems import Problems, given, names
+from caffe2_recurrent.sizes import TURNING
+from caffe2_recurrent.stack import BACKWARD, FORWARD
+
+# The names of a loop's blobs under the scope of its LSTM; a single layer has no number, a single direction no name.
+IN_SCOPE = r"(layer_(?P<layer>\d+)/)?((?P<direction>{}|{})/)?[^/]+".format(FORWARD, BACKWARD)
+Net = Union[ModelHelper, core.Net, caffe2_pb2.NetDef]
+# Layer and direction.
+Place = Tuple[Optional[int], Optional[str]]
+Producers = Mapping[str, caffe2_pb2.OperatorDef]
+
+
+class LSTMInNet(NamedTuple):
+    """The loops of each layer, forward before backward, and what comes out of the last layer."""
+
+    layers: List[List[LSTMLoop]]
+    outputs: Outputs
+
+    @property
+    def loops(self) -> List[LSTMLoop]:
+        return [loop for layer in self.layers for loop in layer]
+
+    @property
+    def directions(self) -> int:
+        return len(self.layers[0])
+
+
+def check_net(net: Any, checks: Checks) -> caffe2_pb2.NetDef:
+    """The proto of a model's net, of a net, or what was read from a file."""
+    if isinstance(net, ModelHelper):
+        return net.net.Proto()
+    if isinstance(net, core.Net):
+        return net.Proto()
+    if not isinstance(net, caffe2_pb2.NetDef):
+        checks.types.add("net must be a model, a core.Net or a NetDef; got {}", given(net))
+    return net
+
+
+def find_shared(net: caffe2_pb2.NetDef, scope: str, problems: Problems) -> LSTMInNet:
+    """The LSTM under `scope` (a full name), or any of several that have all parameters in common.
+
+    Raises `ValueError` if there is none, or none that can be read.
+    """
+    first, *others = _find(net, scope, problems)
+    for other in others:
+        for one, same in zip(first.loops, other.loops):
+            if (one.parameters, one.forget_bias) != (same.parameters, same.forget_bias):
+                last = names([one.outputs.hidden_all, same.outputs.hidden_all])
+                problems.add("the loops that make {} differ in their parameters or in forget_bias", last)
+    problems.raise_if_any()
+    return first
+
+
+def find_one(net: caffe2_pb2.NetDef, scope: str, problems: Problems) -> LSTMInNet:
+    """The only LSTM under `scope` (a full name). Raises `ValueError` if there is none, or more than one."""
+    found = _find(net, scope, problems)
+    if len(found) > 1:
+        problems.add(
+            "'{}' has {} LSTMs; build the one that is wanted in a model of its own, with the same scope and "
+            "init_params=False",
+            scope,
+            len(found),
+        )
+    problems.raise_if_any()
+    return found[0]
+
+
+def _find(net: caffe2_pb2.NetDef, scope: str, problems: Problems) -> List[LSTMInNet]:
+    """An LSTM for each time that one was built under `scope`."""
+    producers = _producers(net)
+    loops = list(read_loops(net).values())
+    places = _places(loops, scope)
+    if not places:
+        scopes = dict.fromkeys(re.sub("/{}$".format(IN_SCOPE), "", loop.name) for loop in loops)
+        problems.add("net '{}' has no LSTM under '{}'; it has loops under {}", net.name, scope, names(scopes))
+    elif not _is_stack(places):
+        made = [loop.name for found in places.values() for loop in found]
+        problems.add("the loops that make {} are not the layers and directions of one LSTM", names(made))
+    problems.raise_if_any()
+    read = {place: _read(places[place], producers, problems) for place in sorted(places, key=_in_order)}
+    problems.raise_if_any()
+    lstms = []
+    # Building once more adds one loop to each place.
+    for call in zip(*read.values()):
+        by_layer: Dict[Optional[int], List[LSTMLoop]] = {}
+        for (layer, _), loop in zip(read, call):
+            by_layer.setdefault(layer, []).append(loop)
+        layers = list(by_layer.values())
+        _check_layers(layers, producers, problems)
+        lstms.append(LSTMInNet(layers, _outputs(layers[-1], producers)))
+    problems.raise_if_any()
+    return lstms
+
+
+def _producers(net: caffe2_pb2.NetDef) -> Producers:
+    """The operator that makes each blob; none for what is read before it is written, as an optimizer does it."""
+    producers: Dict[str, caffe2_pb2.OperatorDef] = {}
+    from_outside: Set[str] = set()
+    for operator in net.op:
+        from_outside.update(blob for blob in operator.input if blob not in producers)
+        for blob in operator.output:
+            if blob not in from_outside:
+                producers.setdefault(blob, operator)
+    return producers
+
+
+def _places(loops: Iterable[Loop], scope: str) -> Dict[Place, List[Loop]]:
+    """The loops in each place of the LSTM under `scope`: one for each time that one was built there."""
+    places: Dict[Place, List[Loop]] = {}
+    for loop in loops:
+        match = re.fullmatch(re.escape(scope) + "/" + IN_SCOPE, loop.name)
+        if match is not None:
+            layer = match.group("layer")
+            places.setdefault((None if layer is None else int(layer), match.group("direction")), []).append(loop)
+    return places
+
+
+def _in_order(place: Place) -> Tuple[int, bool]:
+    layer, direction = place
+    return layer or 0, direction == BACKWARD
+
+
+def _is_stack(places: Mapping[Place, Sequence[Loop]]) -> bool:
+    """Whether every layer and direction is there, all of them equally often."""
+    layers, directions = {layer for layer, _ in places}, {direction for _, direction in places}
+    return (
+        layers in ({None}, set(range(len(layers))))
+        and directions in ({None}, {FORWARD, BACKWARD})
+        and len(places) == len(layers) * len(directions)
+        and len(set(map(len, places.values()))) == 1
+    )
+
+
+def _read(loops: Sequence[Loop], producers: Producers, problems: Problems) -> List[LSTMLoop]:
+    """The loops as those of an LSTM; notes why others are none."""
+    found = []
+    for loop in loops:
+        read = read_lstm_loop(loop, producers)
+        if isinstance(read, str):
+            problems.add("the loop that makes '{}' cannot be read as that of an LSTM: {}", loop.name, read)
+        else:
+            found.append(read)
+    return found
+
+
+def _check_layers(layers: Sequence[Sequence[LSTMLoop]], producers: Producers, problems: Problems) -> None:
+    """Every layer reads the one below, a backward direction what the forward one reads, turned round; all end alike."""
+    first = layers[0][0]
+    for index, layer in enumerate(layers):
+        forward, made = layer[0], [loop.outputs.hidden_all for loop in layer]
+        if index and not _reads(forward.sequence, layers[index - 1], producers):
+            below = names(loop.outputs.hidden_all for loop in layers[index - 1])
+            problems.add(
+                "the loop that makes '{}' reads '{}', which is not made of {}", made[0], forward.sequence, below
+            )
+        for loop, blob in zip(layer[1:], made[1:]):
+            if not _turns(producers.get(loop.sequence), forward.sequence, first.lengths):
+                turned = "'{}' turned round within its lengths".format(forward.sequence)
+                problems.add("the loop that makes '{}' reads '{}', which is not {}", blob, loop.sequence, turned)
+        for loop, blob in zip(layer, made):
+            if (loop.lengths, loop.drop_states) != (first.lengths, first.drop_states):
+                text = "the loop that makes '{}' has lengths {} and drop_states={}; the first loop has {} and {}"
+                problems.add(text, blob, loop.lengths, loop.drop_states, first.lengths, first.drop_states)
+
+
+def _reads(sequence: str, below: Sequence[LSTMLoop], producers: Producers) -> bool:
+    """Whether a layer over `sequence` reads the hidden states of the layer `below`, whole or with dropout."""
+    producer = producers.get(sequence)
+    if producer is not None and producer.type == "Dropout":
+        sequence = producer.input[0]
+    if len(below) == 1:
+        return sequence == below[0].outputs.hidden_all
+    return _joins(producers.get(sequence), below, "hidden_all", producers)
+
+
+def _turns(operator: Optional[caffe2_pb2.OperatorDef], sequence: Optional[str], lengths: Optional[str]) -> bool:
+    """Whether `operator` turns each sequence round; without lengths it has T for each, from the sequence's shape."""
+    if operator is None or operator.type != TURNING or operator.input[0] != sequence:
+        return False
+    return lengths is None or operator.input[1] == lengths
+
+
+def _joins(
+    operator: Optional[caffe2_pb2.OperatorDef], layer: Sequence[LSTMLoop], end: str, producers: Producers
+) -> bool:
+    """Whether `operator` joins an output of both directions of a layer, that of the backward one turned back."""
+    if operator is None or operator.type != "Concat" or integer(operator, "axis", 1) != 2 or len(operator.input) != 2:
+        return False
+    forward, backward = (getattr(loop.outputs, end) for loop in layer)
+    if end.endswith("_all"):
+        turned = _turns(producers.get(operator.input[1]), backward, layer[0].lengths)
+    else:
+        turned = operator.input[1] == backward
+    return turned and bool(operator.input[0] == forward)
+
+
+def _outputs(layer: Sequence[LSTMLoop], producers: Producers) -> Outputs:
+    """What comes out of a layer; with two directions what joins theirs, as far as the net still has it."""
+    if len(layer) == 1:
+        return layer[0].outputs
+    joined = {
+        end: next((blob for blob, operator in producers.items() if _joins(operator, layer, end, producers)), None)
+        for end in Outputs._fields
+    }
+    return Outputs(**joined)
