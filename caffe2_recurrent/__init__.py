@@ -20,6 +20,8 @@ else:
     )
     from caffe2_recurrent.control_ops import get_external_blob_names
     from caffe2_recurrent.cudnn import cudnn_LSTM
+    from caffe2_recurrent.debugging.step_times import step_times
+    from caffe2_recurrent.debugging.step_values import step_values
     from caffe2_recurrent.drop_in import install, uninstall
     from caffe2_recurrent.exchange import export_onnx, lstm_from_cudnn, lstm_from_torch, lstm_to_cudnn, lstm_to_torch
     from caffe2_recurrent.executor import retrieve_step_blobs, set_rnn_executor_config
@@ -29,6 +31,7 @@ else:
     from caffe2_recurrent.numerical_check import gradcheck
     from caffe2_recurrent.recurrent import recurrent_net
     from caffe2_recurrent.rewriting import optimize
+    from caffe2_recurrent.serving import prediction_net, save_predictor
     from caffe2_recurrent.viewing import describe, draw
     from caffe2_recurrent.weights import GetLSTMParamNames, InitFromLSTMParams
 
@@ -55,8 +58,12 @@ else:
         "lstm_to_cudnn",
         "lstm_to_torch",
         "optimize",
+        "prediction_net",
         "recurrent_net",
         "retrieve_step_blobs",
+        "save_predictor",
         "set_rnn_executor_config",
+        "step_times",
+        "step_values",
         "uninstall",
     ]

@@ -59,12 +59,17 @@ def attention_specs(encoder_dim: int, decoder_dim: int, recurrent: bool) -> List
 
 
 def create_zeros(model: ModelHelper) -> core.BlobReference:
-    """The constant `attention_zeros` `[1]`, under the scope of the parameters: what FC wants for a bias."""
+    """The constant `attention_zeros` `[1]`, under the scope of the parameters: what FC wants for a bias.
+
+    A computed parameter, as Caffe2 calls what a net needs and no optimizer changes: `GetAllParams` lists it.
+    """
     name = model_parameters.scoped_name("attention_zeros")
     if not model.param_init_net.BlobIsDefined(name):
-        if not model.init_params:
-            return model.param_init_net.AddExternalInput(name)
-        model.param_init_net.ConstantFill([], [name], shape=[1], value=0.0)
+        if model.init_params:
+            model.param_init_net.ConstantFill([], [name], shape=[1], value=0.0)
+        else:
+            model.param_init_net.AddExternalInput(name)
+        model.AddParameter(name, ParameterTags.COMPUTED_PARAM)
     return name
 
 

@@ -1,0 +1,148 @@
+"""What each step of a loop computed, blob by blob.
+
+    step workspaces -> copies named <blob><step> (step_blobs.py) -> one array for each blob
+
+What no step keeps for itself is refused, with the reason: a number that looks like a step's value and is another's
+would be worse than none.
+"""
+
+from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Union
+
+import numpy as np
+from caffe2.proto import caffe2_pb2
+from caffe2.python import core
+
+from caffe2_recurrent.arguments import Blob, is_blob
+from caffe2_recurrent.debugging.chosen_loop import AnyLoop, AnyNet, choose_loop
+from caffe2_recurrent.debugging.step_blobs import StepBlobs, step_blobs
+from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.problems import Problems, given, names
+
+CALLER = "step_values"
+
+
+def step_values(
+    net: AnyNet, blobs: Union[None, Blob, Iterable[Blob]] = None, loop: AnyLoop = None
+) -> Union[np.ndarray, Dict[str, np.ndarray]]:
+    """What the steps of a loop computed when `net` ran last; the workspace stays as it is.
+
+    Args:
+        net: the net that has run in the current workspace, with a backward step: a `ModelHelper`, a `core.Net` or a
+            `NetDef`.
+        blobs: names in the step net: of what its operators write, of slices of sequences and states, of the step
+            number (int32). One, a list, or None for all that can be had. A string means the name as written, or else
+            the one under the current `NameScope`.
+        loop: which loop, if the net has several: its position among them, from 0 on, or one of its outputs.
+
+    Returns:
+        For one name an array `[T, ...]`: T steps, then the shape within a step, `[1, N, D]` for a slice. Otherwise such
+        arrays by name. A blob that a step writes several times has the last value, a slice what its outer blob has now.
+
+    Raises:
+        TypeError: all arguments that are of the wrong type.
+        ValueError: the net has not run; the loop is forward only; blobs that the step net does not have, or that no
+            step keeps for itself: all of them, with the reason.
+
+    Source: caffe2/operators/rnn/recurrent_network_blob_fetcher_op.h.
+    """
+    types, values = Problems(CALLER), Problems(CALLER)
+    wanted = _read_blobs(blobs, types)
+    types.raise_if_any(TypeError)
+    chosen = choose_loop(CALLER, net, loop)
+    with step_blobs(CALLER, chosen) as steps:
+        reader = _Reader(chosen, steps)
+        if wanted is None:
+            return {blob: np.stack(steps.arrays(blob)) for blob in reader.blobs if reader.refusal(blob) is None}
+        inner = {blob: reader.inner_name(blob) for blob in wanted}
+        for refusal in map(reader.refusal, inner.values()):
+            if refusal is not None:
+                values.add(refusal)
+        values.raise_if_any()
+        arrays = {blob: np.stack(steps.arrays(name)) for blob, name in inner.items()}
+    return arrays[str(blobs)] if is_blob(blobs) else arrays
+
+
+def _read_blobs(blobs: Any, types: Problems) -> Optional[List[str]]:
+    if blobs is None:
+        return None
+    if is_blob(blobs):
+        return [str(blobs)]
+    if isinstance(blobs, (bytes, dict)) or not isinstance(blobs, Iterable):
+        types.add("blobs must be a blob of the step net, a list of them, or None for all; got {}", given(blobs))
+        return []
+    listed = list(blobs)
+    for blob in listed:
+        if not is_blob(blob):
+            types.add("blobs takes blobs of the step net or their names; got {}", given(blob))
+    return [str(blob) for blob in listed]
+
+
+class _Reader:
+    """Says of the blobs of a step net whether each step has a value of its own, and if not, why."""
+
+    def __init__(self, loop: Loop, steps: StepBlobs) -> None:
+        self._loop, self._steps, self._workspaces = loop, steps, steps.workspaces()
+        linked = [link.inner for link in loop.links]
+        self.blobs = list(dict.fromkeys([loop.timestep, *linked, *_written(loop.operators)]))
+        self._overwritten = _overwritten(loop)
+
+    def inner_name(self, blob: str) -> str:
+        scoped = core.ScopedName(blob)
+        return scoped if blob not in self.blobs and scoped in self.blobs else blob
+
+    def refusal(self, blob: str) -> Optional[str]:
+        """Why `blob` has no value of its own in each step, or None."""
+        if blob not in self.blobs:
+            return self._no_blob_of_the_step(blob)
+        if blob in self._loop.shared:
+            return (
+                "'{}' lies in memory that all steps share (recompute_blobs_on_backward, or optimize); only the last "
+                "step's value is left".format(blob)
+            )
+        if blob in self._overwritten:
+            return "the backward step has overwritten '{}' in each step".format(blob)
+        other = self._confused_with(blob)
+        if other is not None:
+            return "'{}' cannot be told from '{}' at a later step; rename it in the step net".format(blob, other)
+        if not self._steps.has(blob):
+            return (
+                "no step keeps '{}' for itself; a blob of that name existed outside when the net was created, and all "
+                "steps write to it".format(blob)
+            )
+        if len({array.shape for array in self._steps.arrays(blob)}) > 1:
+            return "'{}' has not the same shape in all steps; retrieve_step_blobs gives them one by one".format(blob)
+        return None
+
+    def _confused_with(self, blob: str) -> Optional[str]:
+        """A blob whose copy of a later step has the name of this one's: `z1` of step 0 is `z` of step 10."""
+        for other in self.blobs:
+            digits = blob[len(other) :] if blob.startswith(other) else ""
+            if digits.isdigit() and not digits.startswith("0") and int(digits + "0") < self._workspaces:
+                return other
+        return None
+
+    def _no_blob_of_the_step(self, blob: str) -> str:
+        loop = self._loop
+        if blob in loop.references or blob in loop.inputs:
+            return "'{}' is outside of the loop, the same for all steps: FetchBlob('{}')".format(blob, blob)
+        gradient = loop.gradient
+        if gradient is not None and blob in _written(gradient.operators):
+            outer = [link.outer for link in gradient.backward_links if link.inner == blob]
+            there = "; what all steps have written is in '{}'".format(outer[0]) if outer else ""
+            return "'{}' belongs to the backward step, whose blobs all steps share{}".format(blob, there)
+        had = [own for own in self.blobs if self.refusal(own) is None]
+        return "the step net has no blob '{}'; to be had are {}".format(blob, names(had))
+
+
+def _written(operators: Iterable[caffe2_pb2.OperatorDef]) -> List[str]:
+    return [blob for operator in operators for blob in operator.output]
+
+
+def _overwritten(loop: Loop) -> FrozenSet[str]:
+    """Blobs of the step in whose place the backward step puts something else."""
+    gradient = loop.gradient
+    if gradient is None:
+        return frozenset()
+    # After optimize the gates can lie where their gradient will be.
+    buffers = {link.outer for link in gradient.backward_links}
+    return frozenset([link.inner for link in loop.links if link.outer in buffers] + _written(gradient.operators))

@@ -1,0 +1,128 @@
+"""Runs of a loop on copies of its blobs, in a workspace of its own, with clocks around its operators or in its steps.
+
+The three ways of running it take turns, so that what else goes on in the machine meets them all.
+"""
+
+from typing import Dict, List, NamedTuple, Sequence
+
+import numpy as np
+from caffe2.proto import caffe2_pb2
+from caffe2.python import workspace
+
+from caffe2_recurrent.debugging.clock import Clocked, Reading, with_clock
+from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.operator_arguments import net as net_argument
+from caffe2_recurrent.operator_arguments import set_arguments
+from caffe2_recurrent.operators import copied
+from caffe2_recurrent.problems import Problems, names
+from caffe2_recurrent.scratch_workspace import scratch_workspace
+from caffe2_recurrent.wiring import STEP_NETS
+
+WORKSPACE = "step_times"
+Blobs = Dict[str, np.ndarray]
+
+
+class Run(NamedTuple):
+    """Times of one turn: of the loop's operators (the gradient operator is the second) as the loop is set; of the same
+    with their steps one after the other; of the operators in the step and in the backward step."""
+
+    as_set: Reading
+    in_order: Reading
+    steps: List[Reading]
+
+
+class _Way(NamedTuple):
+    """A net around a loop, and the clocks in it."""
+
+    net: caffe2_pb2.NetDef
+    clocks: List[Clocked]
+
+
+def loop_operators(loop: Loop) -> List[caffe2_pb2.OperatorDef]:
+    """The forward operator and, if there is one, the gradient operator."""
+    return [loop.forward] + ([loop.gradient.operator] if loop.gradient is not None else [])
+
+
+def copied_blobs(loop: Loop, problems: Problems) -> Blobs:
+    """Copies of the outer blobs that a loop reads; notes what is missing."""
+    operators = loop_operators(loop)
+    made = {blob for operator in operators for blob in operator.output}
+    made.update(state.outer_states for state in loop.states)
+    if loop.gradient is not None:
+        # The engine wants to find the gradients of further sequences, in their size.
+        made.difference_update(loop.gradient.others)
+    read = [blob for operator in operators for blob in operator.input] + sorted(loop.references)
+    wanted = [blob for blob in dict.fromkeys(read) if blob not in made]
+    missing = [blob for blob in wanted if not workspace.HasBlob(blob)]
+    if missing:
+        problems.add("loop '{}' has not run in this workspace, where there is no {}", loop.name, names(missing))
+    linked = [link.outer for link in loop.all_links if link.outer not in made and workspace.HasBlob(link.outer)]
+    found = {blob: workspace.FetchBlob(blob) for blob in wanted + linked if blob not in missing}
+    no_tensors = [blob for blob, value in found.items() if not isinstance(value, np.ndarray)]
+    if no_tensors:
+        problems.add("loop '{}' reads {}, where there is no tensor to copy", loop.name, names(no_tensors))
+    return found
+
+
+def timed_runs(loop: Loop, blobs: Blobs, runs: int) -> List[Run]:
+    """`runs` turns, after one that does not count because it makes the steps."""
+    ways = [_around_operators(loop, "as_set"), _around_operators(loop, "in_order", executor=False), _in_steps(loop)]
+    found = []
+    with scratch_workspace(WORKSPACE):
+        for name, value in blobs.items():
+            workspace.FeedBlob(name, value)
+        for way in ways:
+            way.net.external_input.extend(blobs)
+            _start(way)
+            workspace.CreateNet(way.net)
+        for _ in range(1 + runs):
+            as_set, in_order, steps = (_run(way) for way in ways)
+            found.append(Run(as_set[0], in_order[0], steps))
+    return found[1:]
+
+
+def _start(way: _Way) -> None:
+    for clock in way.clocks:
+        clock.start()
+
+
+def _run(way: _Way) -> List[Reading]:
+    _start(way)
+    workspace.RunNet(way.net.name)
+    return [clock.read() for clock in way.clocks]
+
+
+def _around_operators(loop: Loop, name: str, executor: bool = True) -> _Way:
+    operators = [copied(operator) for operator in loop_operators(loop)]
+    if not executor:
+        for operator in operators:
+            _switch_executor_off(operator)
+    clocked = with_clock(operators, loop.names)
+    return _way(name, clocked.operators, [clocked])
+
+
+def _in_steps(loop: Loop) -> _Way:
+    operators, clocks = [], []
+    for operator, name in zip(map(copied, loop_operators(loop)), STEP_NETS):
+        step_net = net_argument(operator, name)
+        clocked = with_clock(list(step_net.op), loop.names)
+        del step_net.op[:]
+        step_net.op.extend(clocked.operators)
+        step_net.external_input.extend(clocked.outer)
+        # The engine finds the nets of a step by their names; those without a clock are there as well.
+        step_net.name += "_with_clock"
+        step_net.type = "simple"
+        set_arguments(operator, {name: step_net})
+        _switch_executor_off(operator)
+        operators.append(operator)
+        clocks.append(clocked)
+    return _way("in_steps", operators, clocks)
+
+
+def _way(name: str, operators: Sequence[caffe2_pb2.OperatorDef], clocks: List[Clocked]) -> _Way:
+    outer = [blob for clock in clocks for blob in clock.outer]
+    return _Way(caffe2_pb2.NetDef(name=name, op=operators, external_input=outer), clocks)
+
+
+def _switch_executor_off(operator: caffe2_pb2.OperatorDef) -> None:
+    set_arguments(operator, {"enable_rnn_executor": 0})

@@ -1,0 +1,169 @@
+"""The part of a net that predicts.
+
+    net -> operators outside of the gradient pass -> those that the outputs depend on -> net without gradients
+
+Caffe2's `ExtractPredictorNet` cuts by position, from the first operator that reads an input to the last one that writes
+an output. That loses what stands before, as the weights that `optimize` has transposed, with all that reads them, and
+what stands behind, as the copies of last states into initial ones. This goes by what is read and written.
+"""
+
+import collections
+from typing import Any, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Union
+
+from caffe2.proto import caffe2_pb2
+from caffe2.python import core
+from caffe2.python.model_helper import ModelHelper
+
+from caffe2_recurrent.arguments import Blob, is_blob
+from caffe2_recurrent.gradient_maker import OPERATOR
+from caffe2_recurrent.loop import BACKWARD
+from caffe2_recurrent.operator_arguments import integer, remove_arguments
+from caffe2_recurrent.operator_arguments import net as net_argument
+from caffe2_recurrent.operators import copied
+from caffe2_recurrent.problems import Problems, given, names
+from caffe2_recurrent.serving.dependencies import Access, accesses_of, from_outside, needed_for, outside_of_gradients
+from caffe2_recurrent.wiring import link_arguments
+
+# What a forward operator has for its gradient alone.
+FOR_GRADIENT = (*BACKWARD, "param", "param_grads", *link_arguments("backward_link", ()))
+# In training mode unless is_test says otherwise.
+TRAINING_BY_DEFAULT = ("Dropout", "SpatialBN")
+
+
+class Prediction(NamedTuple):
+    """A net without gradients, and the blobs that it has to find beside its inputs, as `PredictorExportMeta` asks."""
+
+    net: core.Net
+    parameters: List[core.BlobReference]
+
+
+def prediction_net(
+    model_or_net: Union[ModelHelper, core.Net, caffe2_pb2.NetDef], inputs: Iterable[Blob], outputs: Iterable[Blob]
+) -> Prediction:
+    """Cut out of a net what computes `outputs` from `inputs`, without gradients; the net itself stays as it is.
+
+    Its loops are forward only: they have two or four step workspaces, whatever the number of steps. What the net writes
+    for its own next run, as copies of the last states into the initial ones, stays in, but for blobs in `inputs`.
+
+    Args:
+        model_or_net: a `ModelHelper`, a `core.Net` or a `NetDef`; with gradient operators or without, optimised or not.
+        inputs: the blobs that are fed before each run, even if the net could compute them. A string means the name as
+            written, or else the one under the current `NameScope`.
+        outputs: the blobs that are wanted.
+
+    Returns:
+        The net and its parameters: all blobs that it reads and does not compute, but for the inputs. These are weights
+        and biases, constants, and states that are carried over, which a file keeps with the values that they have.
+
+    Raises:
+        TypeError: all arguments that are of the wrong type.
+        ValueError: outputs that the net does not compute or that are parameters of it, inputs on which they do not
+            depend, operators in training mode: all of them.
+    """
+    types, values = Problems("prediction_net"), Problems("prediction_net")
+    proto = _proto(model_or_net, types)
+    fed = _blob_names("inputs", inputs, types)
+    wanted = _blob_names("outputs", outputs, types)
+    types.raise_if_any(TypeError)
+    assert proto is not None
+    accesses = accesses_of(outside_of_gradients(proto))
+    fed, wanted = (_as_known_there(blobs, accesses) for blobs in (fed, wanted))
+    kept = needed_for(accesses, fed, wanted)
+    outside = from_outside(kept)
+    parameters = [blob for blob in outside if blob not in fed]
+    # Where the outputs are none of the net's, that is what there is to say.
+    _check_inputs(fed, outside if kept else fed, values)
+    _check_outputs(wanted, accesses, parameters, proto.name, values)
+    for operator in _in_training_mode(access.operator for access in kept):
+        values.add(
+            "operator {} -> {} is in training mode; build the net that predicts with is_test=True",
+            operator.type,
+            names(operator.output),
+        )
+    values.raise_if_any()
+    net = _net_of(proto, [_without_backward_step(access.operator) for access in kept])
+    net.Proto().external_input.extend([*fed, *parameters])
+    net.Proto().external_output.extend(wanted)
+    return Prediction(net, [core.BlobReference(blob) for blob in parameters])
+
+
+def _proto(value: Any, types: Problems) -> Optional[caffe2_pb2.NetDef]:
+    net = value.net if isinstance(value, ModelHelper) else value
+    if isinstance(net, core.Net):
+        return net.Proto()
+    if isinstance(net, caffe2_pb2.NetDef):
+        return net
+    types.add("model_or_net must be a ModelHelper, a core.Net or a NetDef; got {}", given(value))
+    return None
+
+
+def _blob_names(role: str, value: Any, types: Problems) -> List[str]:
+    if is_blob(value) or isinstance(value, bytes) or not isinstance(value, Iterable):
+        types.add("{} must be a list of blobs; got {}", role, given(value))
+        return []
+    blobs = list(value)
+    for blob in blobs:
+        if not is_blob(blob):
+            types.add("{} takes blobs or their names; got {}", role, given(blob))
+    return [str(blob) for blob in blobs]
+
+
+def _as_known_there(blobs: Sequence[str], accesses: Sequence[Access]) -> List[str]:
+    known = {blob for access in accesses for blob in access.reads + access.writes}
+    scoped = [core.ScopedName(blob) for blob in blobs]
+    return [blob if blob in known or full not in known else full for blob, full in zip(blobs, scoped)]
+
+
+def _check_inputs(fed: Sequence[str], outside: Sequence[str], problems: Problems) -> None:
+    _check_once("inputs", fed, problems)
+    for blob in fed:
+        if blob not in outside:
+            problems.add("the outputs do not depend on the input '{}'; they depend on {}", blob, names(outside))
+
+
+def _check_outputs(
+    wanted: Sequence[str], accesses: Sequence[Access], parameters: Sequence[str], net: str, problems: Problems
+) -> None:
+    _check_once("outputs", wanted, problems)
+    if not wanted:
+        problems.add("outputs is empty")
+    written = {blob for access in accesses for blob in access.writes}
+    for blob in wanted:
+        if blob not in written:
+            problems.add("net '{}' does not compute the output '{}' outside of its gradient pass", net, blob)
+        elif blob in parameters:
+            problems.add("the output '{}' is also a parameter: the net reads what its last run has written there", blob)
+
+
+def _check_once(role: str, blobs: Sequence[str], problems: Problems) -> None:
+    for blob, count in collections.Counter(blobs).items():
+        if count > 1:
+            problems.add("{} names '{}' twice", role, blob)
+
+
+def _in_training_mode(operators: Iterable[caffe2_pb2.OperatorDef]) -> Iterator[caffe2_pb2.OperatorDef]:
+    """Those operators, and operators in the steps of loops, that do something else in training."""
+    for operator in operators:
+        if integer(operator, "is_test", int(operator.type not in TRAINING_BY_DEFAULT)) == 0:
+            yield operator
+        yield from _in_training_mode(net_argument(operator, "step_net").op)
+
+
+def _without_backward_step(operator: caffe2_pb2.OperatorDef) -> caffe2_pb2.OperatorDef:
+    changed = copied(operator)
+    if operator.type == OPERATOR:
+        remove_arguments(changed, FOR_GRADIENT)
+    return changed
+
+
+def _net_of(source: caffe2_pb2.NetDef, operators: Sequence[caffe2_pb2.OperatorDef]) -> core.Net:
+    """A net of the operators that runs as `source` does."""
+    net = core.Net(source.name + "_predict")
+    name = net.Name()
+    proto = net.Proto()
+    proto.CopyFrom(source)
+    proto.name = name
+    for field in (proto.op, proto.external_input, proto.external_output):
+        del field[:]
+    proto.op.extend(operators)
+    return net
