@@ -280,7 +280,7 @@ def _read(operator: caffe2_pb2.OperatorDef, gradient_operator: Optional[caffe2_p
         inputs=list(operator.input),
         outputs=outputs,
         states=states,
-        links=_links(forward, "link"),
+        links=read_links(forward, "link"),
         aliases=aliases,
         timestep=string(forward, "timestep", DEFAULT_TIMESTEP),
         shared=strings(forward, "recompute_blobs_on_backward"),
@@ -319,8 +319,8 @@ def _read_gradient(forward: caffe2_pb2.OperatorDef, original: caffe2_pb2.Operato
         parameters=parameters,
         initial=outputs[1 + len(positions) : 1 + len(positions) + states],
         others=outputs[1 + len(positions) + states :],
-        links=[current(link) for link in _links(operator, "link")],
-        backward_links=[current(link) for link in _links(operator, "backward_link")],
+        links=[current(link) for link in read_links(operator, "link")],
+        backward_links=[current(link) for link in read_links(operator, "backward_link")],
     )
 
 
@@ -338,7 +338,8 @@ def _set_step(
     set_arguments(operator, {name: changed})
 
 
-def _links(operator: caffe2_pb2.OperatorDef, prefix: str) -> List[Link]:
+def read_links(operator: caffe2_pb2.OperatorDef, prefix: str) -> List[Link]:
+    """The links in the arguments `<prefix>_internal`, `_external` and `_offset`."""
     parts = (strings(operator, prefix + ending) for ending in ("_internal", "_external"))
     return [Link(*values) for values in zip(*parts, integers(operator, prefix + "_offset"))]
 

@@ -108,13 +108,13 @@ def _through_loops(net: caffe2_pb2.NetDef, known: Mapping[str, Shape]) -> Dict[s
     for operator in net.op:
         if operator.type == OPERATOR:
             found.update(_inferred(before, found))
-            found.update(_outputs(operator, found))
+            found.update(loop_outputs(operator, found))
         elif not operator.is_gradient_op and operator.type != GRADIENT_OPERATOR:
             before.append(operator)
     return found
 
 
-def _outputs(operator: caffe2_pb2.OperatorDef, known: Mapping[str, Shape]) -> Dict[str, Shape]:
+def loop_outputs(operator: caffe2_pb2.OperatorDef, known: Mapping[str, Shape]) -> Dict[str, Shape]:
     """`[T, N, D]` and `[1, N, D]` for the outputs of a loop, as far as sequence and initial values are known."""
     sequence = known.get(operator.input[0])
     found: Dict[str, Shape] = {}
@@ -140,8 +140,19 @@ def _known_to_caffe2(operator: caffe2_pb2.OperatorDef) -> caffe2_pb2.OperatorDef
     return operator
 
 
+def _with_known_inputs(
+    operators: List[caffe2_pb2.OperatorDef], known: Mapping[str, Shape]
+) -> Iterable[caffe2_pb2.OperatorDef]:
+    """Caffe2 passes over the others, with a warning for each."""
+    found = set(known)
+    for operator in operators:
+        if found.issuperset(operator.input):
+            found.update(operator.output)
+            yield operator
+
+
 def _inferred(operators: List[caffe2_pb2.OperatorDef], known: Mapping[str, Shape]) -> Dict[str, Shape]:
-    net = caffe2_pb2.NetDef(op=[_known_to_caffe2(operator) for operator in operators])
+    net = caffe2_pb2.NetDef(op=[_known_to_caffe2(operator) for operator in _with_known_inputs(operators, known)])
     dimensions = {blob: list(shape) for blob, shape in known.items()}
     try:
         found, _ = workspace.InferShapesAndTypes([net], dimensions, nets_proto=True)

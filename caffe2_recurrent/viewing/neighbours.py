@@ -1,0 +1,59 @@
+"""The operators of the outer net next to a loop: those before its sequences and behind its outputs.
+
+Their gradient operators likewise. What computes references is left out, and so is what trains them.
+"""
+
+from typing import Collection, Iterable
+
+from caffe2.proto import caffe2_pb2
+
+from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR
+from caffe2_recurrent.operators import GRADIENT_SUFFIX
+from caffe2_recurrent.viewing.graph import Kind, Role
+from caffe2_recurrent.viewing.graph_parts import OUTER, Parts
+
+
+def add_neighbours(parts: Parts, net: caffe2_pb2.NetDef) -> None:
+    roles = parts.outer_roles()
+    forward = {blob for blob, role in roles.items() if role in (Role.SEQUENCE, Role.STATE)}
+    gradients = {blob for blob, role in roles.items() if role is Role.GRADIENT}
+    of_forward_pass = set()
+    differentiated = False
+    for position, operator in enumerate(net.op):
+        key = "{} operator {}".format(OUTER, position)
+        differentiated = differentiated or _is_gradient(operator)
+        if not differentiated:
+            of_forward_pass.update([*operator.input, *operator.output])
+        if operator.type in (OPERATOR, GRADIENT_OPERATOR):
+            continue
+        if _is_gradient(operator):
+            inputs = [blob for blob in operator.input if blob not in of_forward_pass]
+            _add(parts, key, operator, inputs, gradients, Role.GRADIENT, Kind.BACK)
+        elif not differentiated:
+            _add(parts, key, operator, operator.input, forward, Role.VALUE, Kind.FLOW)
+
+
+def _is_gradient(operator: caffe2_pb2.OperatorDef) -> bool:
+    """Caffe2 does not mark what fills, adds up and renames gradients, but it does call them so."""
+    return operator.is_gradient_op or all(GRADIENT_SUFFIX in blob for blob in operator.output)
+
+
+def _add(
+    parts: Parts,
+    key: str,
+    operator: caffe2_pb2.OperatorDef,
+    inputs: Iterable[str],
+    drawn: Collection[str],
+    role: Role,
+    kind: Kind,
+) -> None:
+    """The operator, if it reads or writes something drawn, with all that it writes or, if it comes before, reads."""
+    before = [blob for blob in operator.output if blob in drawn]
+    behind = [blob for blob in inputs if blob in drawn]
+    if not before and not behind:
+        return
+    parts.operator(key, OUTER, operator)
+    for blob in inputs if before else behind:
+        parts.edge(parts.outer(blob, role), key, kind)
+    for blob in operator.output if behind else before:
+        parts.edge(key, parts.outer(blob, role), kind)

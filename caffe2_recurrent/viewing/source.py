@@ -1,0 +1,119 @@
+"""The loops of whatever a caller wants to see: a model, a net, or one of a loop's two operators."""
+
+from dataclasses import dataclass
+from typing import Any, Collection, List, Mapping, Tuple, Union
+
+from caffe2.proto import caffe2_pb2
+from caffe2.python import core
+from caffe2.python.model_helper import ModelHelper
+
+from caffe2_recurrent.arguments import Blob
+from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR, POSITIONS, PYTHON_POSITIONS, SEQUENCE_GRADIENTS
+from caffe2_recurrent.loop import Loop, read_loops
+from caffe2_recurrent.operator_arguments import integers, remove_arguments, strings
+from caffe2_recurrent.operators import copied
+from caffe2_recurrent.problems import Problems, given, names
+from caffe2_recurrent.sizes import find_sizes, read_shapes
+from caffe2_recurrent.viewing.kept import Memory, read_memory
+from caffe2_recurrent.viewing.loop_sizes import LoopSizes, find_loop_sizes, find_outer_tensors
+from caffe2_recurrent.viewing.structure import Structure, read_structure
+
+NetOrOperator = Union[ModelHelper, core.Net, caffe2_pb2.NetDef, caffe2_pb2.OperatorDef]
+Shapes = Mapping[Blob, Tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class SeenLoop:
+    """A loop with its sizes and what its steps keep.
+
+    Without a forward operator in what was given (`has_forward`), it is what the gradient operator says of it.
+    """
+
+    has_forward: bool
+    structure: Structure
+    sizes: LoopSizes
+    memory: Memory
+
+
+@dataclass(frozen=True)
+class Source:
+    """What was given: what it is called, its operators, and its loops."""
+
+    name: str
+    net: caffe2_pb2.NetDef
+    loops: Tuple[SeenLoop, ...]
+
+
+def read_source(net_or_op: Any, shapes: Any, types: Problems, values: Problems) -> Source:
+    """Notes in `values` what is wrong; raises `TypeError` with all of `types`."""
+    name, given_net = _net(net_or_op, types)
+    known_shapes = read_shapes(shapes, types)
+    types.raise_if_any(TypeError)
+    forward = {operator.output[-1] for operator in given_net.op if operator.type == OPERATOR}
+    net = _with_forward_operators(given_net, forward)
+    loops = read_loops(net)
+    if not loops:
+        found = dict.fromkeys(operator.type for operator in net.op)
+        values.add("{} has no {} operator; its operators are {}", name, OPERATOR, names(found))
+        return Source(name, net, ())
+    _check_shapes(known_shapes, net, list(loops.values()), values)
+    init_net = net_or_op.param_init_net.Proto() if isinstance(net_or_op, ModelHelper) else None
+    tensors = find_outer_tensors(net, find_sizes(net, init_net, known_shapes))
+    blobs_of_net = {blob for operator in net.op for blob in [*operator.input, *operator.output]}
+    seen = []
+    for loop in loops.values():
+        structure = read_structure(loop)
+        sizes = find_loop_sizes(net, loop, structure, tensors, known_shapes)
+        memory = read_memory(structure, sizes, blobs_of_net)
+        seen.append(SeenLoop(loop.outputs[-1] in forward, structure, sizes, memory))
+    return Source(name, net, tuple(seen))
+
+
+def _net(value: Any, types: Problems) -> Tuple[str, caffe2_pb2.NetDef]:
+    if isinstance(value, ModelHelper):
+        value = value.net
+    if isinstance(value, core.Net):
+        value = value.Proto()
+    if isinstance(value, caffe2_pb2.NetDef):
+        return "net '{}'".format(value.name), value
+    if isinstance(value, caffe2_pb2.OperatorDef):
+        return "operator {}".format(value.type), caffe2_pb2.NetDef(op=[value])
+    types.add("net_or_op must be a ModelHelper, a core.Net, a NetDef or an OperatorDef; got {}", given(value))
+    return "", caffe2_pb2.NetDef()
+
+
+def _with_forward_operators(net: caffe2_pb2.NetDef, forward: Collection[str]) -> caffe2_pb2.NetDef:
+    """The net, or a copy in which each gradient operator that stands alone has its forward operator before it.
+
+    `forward` are the blobs of step workspaces of the forward operators that are there.
+    """
+    gradients = [operator for operator in net.op if operator.type == GRADIENT_OPERATOR]
+    alone = [operator for operator in gradients if operator.input[-1] not in forward]
+    if not alone:
+        return net
+    changed = caffe2_pb2.NetDef()
+    changed.CopyFrom(net)
+    del changed.op[:]
+    changed.op.extend([*(_forward_operator(operator) for operator in alone), *net.op])
+    return changed
+
+
+def _forward_operator(gradient: caffe2_pb2.OperatorDef) -> caffe2_pb2.OperatorDef:
+    """The operator whose gradient this one computes: it has its arguments, inputs and outputs."""
+    forward = copied(gradient)
+    aliases, states = strings(gradient, "alias_dst"), strings(gradient, "recurrent_states")
+    seen = list(gradient.input[len(integers(gradient, POSITIONS)) : -1])
+    forward.type, forward.is_gradient_op = OPERATOR, False
+    forward.input[:] = [blob for blob in seen if blob not in aliases + states]
+    forward.output[:] = [*aliases, *(blob for blob in seen if blob in states), gradient.input[-1]]
+    remove_arguments(forward, (PYTHON_POSITIONS, SEQUENCE_GRADIENTS))
+    return forward
+
+
+def _check_shapes(known_shapes: Mapping[str, Any], net: caffe2_pb2.NetDef, loops: List[Loop], values: Problems) -> None:
+    operators = [*net.op, *(operator for loop in loops for step in loop.steps for operator in step)]
+    blobs = {blob for operator in operators for blob in [*operator.input, *operator.output]}
+    unknown = [blob for blob in known_shapes if blob not in blobs]
+    if unknown:
+        inputs = dict.fromkeys(blob for loop in loops for blob in loop.inputs)
+        values.add("shapes has {}, which no operator reads or writes; the loops read {}", names(unknown), names(inputs))

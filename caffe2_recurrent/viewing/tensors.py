@@ -1,0 +1,114 @@
+"""What is known of a blob's contents without running anything: shape and element type.
+
+From Caffe2's own shape inference, and for operators of which it knows nothing from RULES. What neither of them knows
+stays unknown.
+"""
+
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence
+
+import numpy as np
+from caffe2.proto import caffe2_pb2
+from caffe2.python import workspace
+
+from caffe2_recurrent.operator_arguments import string
+from caffe2_recurrent.sizes import Shape
+
+_TYPES = caffe2_pb2.TensorProto
+NUMPY_TYPES: Dict[int, np.dtype] = {
+    _TYPES.FLOAT: np.dtype(np.float32),
+    _TYPES.DOUBLE: np.dtype(np.float64),
+    _TYPES.FLOAT16: np.dtype(np.float16),
+    _TYPES.INT8: np.dtype(np.int8),
+    _TYPES.INT16: np.dtype(np.int16),
+    _TYPES.INT32: np.dtype(np.int32),
+    _TYPES.INT64: np.dtype(np.int64),
+    _TYPES.UINT8: np.dtype(np.uint8),
+    _TYPES.BYTE: np.dtype(np.uint8),
+    _TYPES.UINT16: np.dtype(np.uint16),
+    _TYPES.BOOL: np.dtype(np.bool_),
+}
+CAFFE2_TYPES = {kind: number for number, kind in NUMPY_TYPES.items() if number != _TYPES.BYTE}
+
+
+class Tensor(NamedTuple):
+    """What is known of a blob's contents; `kind` is None where the elements have no fixed size."""
+
+    shape: Shape
+    kind: Optional[np.dtype]
+
+    @property
+    def bytes(self) -> Optional[int]:
+        return None if self.kind is None else int(np.prod(self.shape, dtype=np.int64)) * self.kind.itemsize
+
+
+FLOAT = np.dtype(np.float32)
+Tensors = Sequence[Optional[Tensor]]
+# All outputs of an operator from its inputs.
+Rule = Callable[[caffe2_pb2.OperatorDef, Tensors], Optional[Tensor]]
+
+
+def kind_in_workspace(blob: str) -> np.dtype:
+    """The element type of a blob; float32, as parameters are, where the workspace does not say."""
+    found: Optional[np.dtype] = None
+    if workspace.HasBlob(blob):
+        found = getattr(workspace.FetchBlob(blob), "dtype", None)
+    return found if found is not None and found in CAFFE2_TYPES else FLOAT
+
+
+def infer(operator: caffe2_pb2.OperatorDef, inputs: Tensors) -> Dict[int, Tensor]:
+    """The outputs, by position, as far as they follow from the inputs."""
+    rule = RULES.get(operator.type)
+    if rule is not None:
+        tensor = rule(operator, inputs)
+        return {} if tensor is None else dict.fromkeys(range(len(operator.output)), tensor)
+    dimensions: Dict[str, List[int]] = {}
+    types: Dict[str, int] = {}
+    for blob, known in zip(operator.input, inputs):
+        if known is None or known.kind is None:
+            # Caffe2 would have nothing to say but a warning.
+            return {}
+        dimensions[blob], types[blob] = list(known.shape), CAFFE2_TYPES[known.kind]
+    net = caffe2_pb2.NetDef(op=[operator])
+    try:
+        shapes, kinds = workspace.InferShapesAndTypes([net], dimensions, nets_proto=True, blob_types=types)
+    except RuntimeError:
+        return {}
+    return {
+        position: Tensor(tuple(int(size) for size in shapes[blob]), NUMPY_TYPES.get(kinds[blob]))
+        for position, blob in enumerate(operator.output)
+        if blob in shapes
+    }
+
+
+def _like(position: int) -> Rule:
+    return lambda operator, inputs: inputs[position]
+
+
+def _broadcast(operator: caffe2_pb2.OperatorDef, inputs: Tensors) -> Optional[Tensor]:
+    """ATen's operators on one element of each input; of its others nothing is known."""
+    tensors = [tensor for tensor in inputs if tensor is not None]
+    if len(tensors) != len(inputs) or (string(operator, "operator", ""), len(inputs)) not in ATEN_ELEMENTWISE:
+        return None
+    try:
+        together = np.broadcast_arrays(*(np.broadcast_to(np.zeros(()), tensor.shape) for tensor in tensors))
+        return Tensor(together[0].shape, tensors[0].kind)
+    except ValueError:
+        return None
+
+
+# The number of tensors that they take matters: `max` of one tensor is its largest element.
+ATEN_ELEMENTWISE = frozenset(
+    [(name, 1) for name in ("abs", "exp", "log", "neg", "relu", "sigmoid", "sqrt", "tanh")]
+    + [(name, 2) for name in ("add", "div", "max", "min", "mul", "sub")]
+    + [(name, 3) for name in ("addcdiv", "addcmul", "lerp")]
+)
+RULES: Dict[str, Rule] = {
+    "ATen": _broadcast,
+    "Ceil": _like(0),
+    "ElementwiseLinear": _like(0),
+    "Floor": _like(0),
+    "GRUUnit": _like(0),
+    # Both outputs have the shape of the cell state.
+    "LSTMUnit": _like(1),
+    "ReversePackedSegs": _like(0),
+}
