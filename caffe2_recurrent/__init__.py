@@ -24,7 +24,7 @@ else:
     from caffe2_recurrent.debugging.step_values import step_values
     from caffe2_recurrent.drop_in import install, uninstall
     from caffe2_recurrent.exchange import export_onnx, lstm_from_cudnn, lstm_from_torch, lstm_to_cudnn, lstm_to_torch
-    from caffe2_recurrent.executor import retrieve_step_blobs, set_rnn_executor_config
+    from caffe2_recurrent.executor import set_rnn_executor_config
     from caffe2_recurrent.gradient_check import check_gradients
     from caffe2_recurrent.gru import GRU
     from caffe2_recurrent.lstm import LSTM, MILSTM
@@ -32,6 +32,7 @@ else:
     from caffe2_recurrent.recurrent import recurrent_net
     from caffe2_recurrent.rewriting import optimize
     from caffe2_recurrent.serving import prediction_net, save_predictor
+    from caffe2_recurrent.step_workspaces import retrieve_step_blobs
     from caffe2_recurrent.viewing import describe, draw
     from caffe2_recurrent.weights import GetLSTMParamNames, InitFromLSTMParams
 

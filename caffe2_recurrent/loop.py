@@ -8,6 +8,8 @@
 `inner_X` is a name in the step nets, `outer_X` one in the net around them.
 """
 
+import re
+import zlib
 from dataclasses import dataclass, field
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set
 
@@ -27,6 +29,8 @@ from caffe2_recurrent.operators import copied, new_operator
 from caffe2_recurrent.wiring import STEP_NETS, Alias, Link, alias_arguments, link_arguments, own_prefix
 
 INITIAL = "initial_recurrent_state_ids"
+# What ends the name of a step net that has been changed.
+CONTENT = re.compile("_[0-9a-f]{8}$")
 BACKWARD = ("backward_step_net", POSITIONS, PYTHON_POSITIONS, SEQUENCE_GRADIENTS)
 
 
@@ -114,6 +118,11 @@ class Loop:
     def steps(self) -> List[List[caffe2_pb2.OperatorDef]]:
         """The operators of the step and, if there is one, of the backward step."""
         return [self.operators] + ([self.gradient.operators] if self.gradient is not None else [])
+
+    @property
+    def workspaces(self) -> str:
+        """The blob that holds the step workspaces; it belongs to this loop alone."""
+        return self.outputs[-1]
 
     @property
     def all_links(self) -> List[Link]:
@@ -335,7 +344,14 @@ def _set_step(
     read = dict.fromkeys(blob for step_operator in operators for blob in step_operator.input)
     declared = set(changed.external_input)
     changed.external_input.extend(blob for blob in read if blob not in written and blob not in declared)
+    changed.name = _name_by_content(changed)
     set_arguments(operator, {name: changed})
+
+
+def _name_by_content(step_net: caffe2_pb2.NetDef) -> str:
+    # Without the RNN executor, step workspaces keep the nets that they have run, and know them by name.
+    operators = caffe2_pb2.NetDef(op=step_net.op).SerializeToString()
+    return "{}_{:08x}".format(CONTENT.sub("", step_net.name), zlib.crc32(operators))
 
 
 def read_links(operator: caffe2_pb2.OperatorDef, prefix: str) -> List[Link]:

@@ -415,7 +415,7 @@ def test_no_such_lstm():
 
 def test_arguments_of_the_wrong_type():
     types = (
-        "net must be a model, a core.Net or a NetDef; got 'net' of type str",
+        "net must be a ModelHelper, a core.Net or a NetDef; got 'net' of type str",
         "scope must be a string; got None of type NoneType",
     )
     assert refused(TypeError, lstm_to_cudnn, "net", None) == listed("lstm_to_cudnn", *types)

@@ -849,7 +849,7 @@ def test_argument_of_the_wrong_type():
         assert caller in ("lstm_to_torch", "lstm_from_torch")
         assert text == listed(
             caller,
-            "net must be a model, a core.Net or a NetDef; got None of type NoneType",
+            "net must be a ModelHelper, a core.Net or a NetDef; got None of type NoneType",
             "scope must be a string; got 3 of type int",
             "prefix must be a string; got None of type NoneType",
         )

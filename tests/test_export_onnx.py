@@ -526,7 +526,7 @@ def test_the_package_does_not_import_onnx():
 def test_arguments_of_the_wrong_type():
     assert refused(TypeError, export_onnx, 3, "net", None) == listed(
         "export_onnx",
-        "net must be a model, a core.Net or a NetDef; got 'net' of type str",
+        "net must be a ModelHelper, a core.Net or a NetDef; got 'net' of type str",
         "scope must be a string; got None of type NoneType",
         "path must be a string or a path; got 3 of type int",
     )

@@ -271,7 +271,7 @@ def test_all_arguments_of_a_wrong_type_are_named():
     text = refused(TypeError, "net", 3, [1], 5, rtol="1", atol=True, step=None, most_elements=0.5, seed=None)
     assert text == listed(
         "gradcheck",
-        "model_or_net must be a ModelHelper or a core.Net; got 'net' of type str",
+        "model_or_net must be a ModelHelper, a core.Net or a NetDef; got 'net' of type str",
         "outputs must be a blob or a list of blobs; got 3 of type int",
         "blobs must be a blob or a list of blobs; got 5 of type int",
         "values must map blobs to arrays or shapes, like {'x': (5, 2, 3)}; got [1] of type list",

@@ -11,7 +11,8 @@ import comparing
 import rewriting_support as support
 import step_memory
 import step_nets
-from caffe2_recurrent import LSTM, MILSTM, optimize, recurrent_net
+from caffe2_recurrent import LSTM, MILSTM, optimize, recurrent_net, retrieve_step_blobs
+from caffe2_recurrent.loop import read_loops
 from caffe2_recurrent.rewriting.rules import RULES, forward_links
 from rewriting_support import LOOP, D, N, T
 
@@ -148,6 +149,11 @@ def test_layers_of_two_directions(kind):
     def of_kind(model):
         model.net.Proto().type = kind
         model.net.Proto().num_workers = 3
+        # Loops make these in their first run, and a workspace is not safe from two at once.
+        for loop in read_loops(model.net.Proto()).values():
+            for state in loop.states:
+                workspace.CreateBlob(state.outer_states)
+                workspace.CreateBlob(state.outer_states + "_grad")
 
     def both(model):
         reports.append(optimised(model))
@@ -558,3 +564,18 @@ def test_shapes_that_do_not_fit_the_net_are_as_good_as_none():
     report = optimize(model, shapes={"x": (3, support.DIM_IN + 1)})
     (reason,) = [refusal.reason for refusal in report.refusals if refusal.rule == "lstm_unit"]
     assert reason == "the batch size is not known, and LSTMUnit is faster for a small one; give shapes"
+
+
+def test_steps_that_ran_before_are_not_run_again():
+    """Step workspaces know nets by name, without the executor: the new steps have names of their own."""
+    model, blobs = support.lstm()
+    comparing.configure(model.net, executor=False)
+    expected = support.run(model, blobs)
+    before = [support.step(model.net).name, support.backward_step(model.net).name]
+    optimize(model, ["lstm_unit"], even_if_slower=True)
+    after = [support.step(model.net).name, support.backward_step(model.net).name]
+    assert [name[:-9] for name in after] == before != after
+    kept = [blob for blob in retrieve_step_blobs(model.net) if b"factor" in blob]
+    support.assert_same(support.run(model, blobs), expected)
+    assert kept == []
+    assert [blob for blob in retrieve_step_blobs(model.net) if b"factor" in blob] != []

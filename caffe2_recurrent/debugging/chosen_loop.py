@@ -2,15 +2,11 @@
 
 from typing import Any, Dict, Optional, Union
 
-from caffe2.proto import caffe2_pb2
-from caffe2.python import core
-from caffe2.python.model_helper import ModelHelper
-
 from caffe2_recurrent.arguments import Blob, is_blob, is_integer, outer_name
 from caffe2_recurrent.loop import Loop, read_loops
+from caffe2_recurrent.nets import read_net
 from caffe2_recurrent.problems import Problems, given
 
-AnyNet = Union[ModelHelper, core.Net, caffe2_pb2.NetDef]
 AnyLoop = Union[None, int, Blob]
 
 
@@ -20,7 +16,7 @@ def choose_loop(caller: str, net: Any, loop: Any) -> Loop:
     Raises `TypeError` and `ValueError`, in the name of `caller`.
     """
     types, values = Problems(caller), Problems(caller)
-    proto = _proto(net, types)
+    proto = read_net("net", net, types)
     if not (loop is None or is_integer(loop) or is_blob(loop)):
         types.add("loop must be a position, an output of the loop, or None; got {}", given(loop))
     types.raise_if_any(TypeError)
@@ -36,16 +32,6 @@ def choose_loop(caller: str, net: Any, loop: Any) -> Loop:
     values.raise_if_any()
     assert found is not None
     return found
-
-
-def _proto(net: Any, types: Problems) -> Optional[caffe2_pb2.NetDef]:
-    net = net.net if isinstance(net, ModelHelper) else net
-    if isinstance(net, core.Net):
-        return net.Proto()
-    if isinstance(net, caffe2_pb2.NetDef):
-        return net
-    types.add("net must be a ModelHelper, a core.Net or a NetDef; got {}", given(net))
-    return None
 
 
 def _find(loops: Dict[int, Loop], loop: Any) -> Optional[Loop]:

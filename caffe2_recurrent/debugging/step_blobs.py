@@ -1,18 +1,16 @@
 """The blobs that the steps of a loop keep, copied out of their workspaces for as long as they are looked at."""
 
 import contextlib
-import functools
 import itertools
-import operator
 import warnings
-from typing import FrozenSet, Iterator, List, NamedTuple, Optional, Tuple
+from typing import FrozenSet, Iterator, List, NamedTuple
 
 import numpy as np
 from caffe2.python import core, workspace
 
-from caffe2_recurrent.executor import retrieve_step_blobs
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.problems import Problems
+from caffe2_recurrent.step_workspaces import has_backward_step, has_run, retrieve_step_blobs, steps_of_last_run
 
 
 class StepBlobs(NamedTuple):
@@ -49,20 +47,20 @@ def step_blobs(caller: str, loop: Loop) -> Iterator[StepBlobs]:
     Raises `ValueError`, in the name of `caller`, if the loop has not run or its steps keep nothing.
     """
     problems = Problems(caller)
-    if not _has_backward_step(loop):
+    if not has_backward_step(loop):
         problems.add(
             "loop '{}' is forward only: its steps take turns in a few workspaces, and overwrite what the ones before "
             "have computed; build it without forward_only to look into its steps",
             loop.name,
         )
-    elif not _has_run(loop):
+    elif not has_run(loop):
         problems.add("loop '{}' has not run to its end in this workspace", loop.name)
-    elif _steps(loop) == 0:
+    elif steps_of_last_run(loop) == 0:
         problems.add("loop '{}' ran over a sequence of no steps", loop.name)
     problems.raise_if_any()
     prefix = _unused_prefix(caller)
     try:
-        yield StepBlobs(prefix, _copied(caller, loop, prefix), loop.timestep, _steps(loop))
+        yield StepBlobs(prefix, _copied(caller, loop, prefix), loop.timestep, steps_of_last_run(loop))
     finally:
         for blob in workspace.Blobs():
             if blob.startswith(prefix):
@@ -88,44 +86,3 @@ def _unused_prefix(name: str) -> str:
     taken = workspace.Blobs()
     candidates = itertools.chain([name], ("{}_{}".format(name, number) for number in itertools.count(1)))
     return next(prefix for prefix in candidates if not any(blob.startswith(prefix) for blob in taken))
-
-
-def _has_backward_step(loop: Loop) -> bool:
-    # A net that Caffe2 has cut out of a training net has the argument, emptied.
-    return any(given.name == "backward_step_net" and (given.HasField("n") or given.s) for given in loop.forward.arg)
-
-
-def _has_run(loop: Loop) -> bool:
-    """Whether a run came to its end, where the engine sizes the outputs by the states.
-
-    A step that failed can have left the places of later workspaces empty, and the engine crashes where it copies one.
-    """
-    workspaces = loop.outputs[-1]
-    # Fetched, a blob that holds no tensor is a description of its type.
-    if not workspace.HasBlob(workspaces) or b"ScratchWorkspaces" not in bytes(workspace.FetchBlob(workspaces)):
-        return False
-    outputs = [alias for alias in loop.aliases if alias.offset >= 0]
-    shapes = [(_shape(alias.outer_states), _shape(alias.outer_output), alias.offset) for alias in outputs]
-    return all(
-        states is not None
-        and output is not None
-        and _elements(output) * states[0] == _elements(states) * (states[0] - offset)
-        for states, output, offset in shapes
-    )
-
-
-def _steps(loop: Loop) -> int:
-    """T of the last run, by the states: the sequence may have been fed anew since."""
-    states, initial = (_shape(outer) for outer in loop.states[0])
-    assert states is not None
-    return states[0] - (initial[0] if initial is not None and len(initial) == 3 else 1)
-
-
-def _shape(outer: str) -> Optional[Tuple[int, ...]]:
-    """None if there is no such tensor. After a failed run its content may be gone, so that is not looked at."""
-    blob = workspace.C.Workspace.current.blobs.get(outer)
-    return tuple(blob.tensor().shape) if blob is not None and blob.is_tensor() else None
-
-
-def _elements(shape: Tuple[int, ...]) -> int:
-    return functools.reduce(operator.mul, shape, 1)

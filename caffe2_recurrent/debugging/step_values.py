@@ -13,9 +13,10 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
 from caffe2_recurrent.arguments import Blob, is_blob
-from caffe2_recurrent.debugging.chosen_loop import AnyLoop, AnyNet, choose_loop
+from caffe2_recurrent.debugging.chosen_loop import AnyLoop, choose_loop
 from caffe2_recurrent.debugging.step_blobs import StepBlobs, step_blobs
 from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.nets import AnyNet
 from caffe2_recurrent.problems import Problems, given, names
 
 CALLER = "step_values"

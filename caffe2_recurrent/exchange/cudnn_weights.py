@@ -19,11 +19,12 @@ from caffe2_recurrent.exchange.layout import (
     reordered,
     sizes_of,
 )
-from caffe2_recurrent.exchange.lstm_in_net import Net, check_net, find_shared
+from caffe2_recurrent.exchange.lstm_in_net import find_shared
+from caffe2_recurrent.nets import AnyNet, read_net
 from caffe2_recurrent.problems import given
 
 
-def lstm_to_cudnn(net: Net, scope: str) -> np.ndarray:
+def lstm_to_cudnn(net: AnyNet, scope: str) -> np.ndarray:
     """The weights of an LSTM as the flat blob of `cudnn_LSTM`, `<its scope>/lstm_weight`.
 
     First all matrices, then all biases; among these, layer by layer, the forward direction before the backward one,
@@ -52,8 +53,9 @@ def lstm_to_cudnn(net: Net, scope: str) -> np.ndarray:
     standard one. Where a gate lies cuDNN's interface leaves open; Keras and MXNet write the order above for it.
     """
     checks = Checks("lstm_to_cudnn")
-    proto, scope = check_net(net, checks), checks.scope(scope)
+    proto, scope = read_net("net", net, checks.types), checks.scope(scope)
     checks.done()
+    assert proto is not None
     lstm = find_shared(proto, outer_name(scope), checks.values)
     weights = fetch_weights(lstm, checks.values)
     sizes = sizes_of(weights, lstm.directions)
@@ -63,7 +65,7 @@ def lstm_to_cudnn(net: Net, scope: str) -> np.ndarray:
     return np.concatenate(parts).astype(np.float32)
 
 
-def lstm_from_cudnn(net: Net, scope: str, flat: np.ndarray) -> None:
+def lstm_from_cudnn(net: AnyNet, scope: str, flat: np.ndarray) -> None:
     """Set the weights of an LSTM in the workspace to those of a `cudnn_LSTM`, so that it runs on a CPU.
 
     The reverse of `lstm_to_cudnn`, of which the layout is. Going there and back changes what `lstm_from_torch` says.
@@ -80,10 +82,11 @@ def lstm_from_cudnn(net: Net, scope: str, flat: np.ndarray) -> None:
             been written then.
     """
     checks = Checks("lstm_from_cudnn")
-    proto, scope = check_net(net, checks), checks.scope(scope)
+    proto, scope = read_net("net", net, checks.types), checks.scope(scope)
     if not isinstance(flat, np.ndarray) or flat.dtype.kind not in "fiu":
         checks.types.add("flat must be a numpy array of numbers; got {}", given(flat))
     checks.done()
+    assert proto is not None
     lstm = find_shared(proto, outer_name(scope), checks.values)
     sizes = fetch_sizes(lstm, checks.values)
     check_one_size(sizes, "cuDNN", checks.values)

@@ -6,23 +6,19 @@ What stands in the net counts, not what it was built with, so that nets from fil
 """
 
 import re
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from caffe2.proto import caffe2_pb2
-from caffe2.python import core
-from caffe2.python.model_helper import ModelHelper
 
-from caffe2_recurrent.checks import Checks
 from caffe2_recurrent.exchange.lstm_loop import LSTMLoop, Outputs, read_lstm_loop
 from caffe2_recurrent.loop import Loop, read_loops
 from caffe2_recurrent.operator_arguments import integer
-from caffe2_recurrent.problems import Problems, given, names
+from caffe2_recurrent.problems import Problems, names
 from caffe2_recurrent.sizes import TURNING
 from caffe2_recurrent.stack import BACKWARD, FORWARD
 
 # The names of a loop's blobs under the scope of its LSTM; a single layer has no number, a single direction no name.
 IN_SCOPE = r"(layer_(?P<layer>\d+)/)?((?P<direction>{}|{})/)?[^/]+".format(FORWARD, BACKWARD)
-Net = Union[ModelHelper, core.Net, caffe2_pb2.NetDef]
 # Layer and direction.
 Place = Tuple[Optional[int], Optional[str]]
 Producers = Mapping[str, caffe2_pb2.OperatorDef]
@@ -41,17 +37,6 @@ class LSTMInNet(NamedTuple):
     @property
     def directions(self) -> int:
         return len(self.layers[0])
-
-
-def check_net(net: Any, checks: Checks) -> caffe2_pb2.NetDef:
-    """The proto of a model's net, of a net, or what was read from a file."""
-    if isinstance(net, ModelHelper):
-        return net.net.Proto()
-    if isinstance(net, core.Net):
-        return net.Proto()
-    if not isinstance(net, caffe2_pb2.NetDef):
-        checks.types.add("net must be a model, a core.Net or a NetDef; got {}", given(net))
-    return net
 
 
 def find_shared(net: caffe2_pb2.NetDef, scope: str, problems: Problems) -> LSTMInNet:

@@ -12,16 +12,17 @@ from caffe2_recurrent.arguments import outer_name
 from caffe2_recurrent.checks import Checks
 from caffe2_recurrent.exchange.caffe2_blobs import fetch_weights
 from caffe2_recurrent.exchange.layout import LSTMWeights
-from caffe2_recurrent.exchange.lstm_in_net import LSTMInNet, Net, check_net, find_one
+from caffe2_recurrent.exchange.lstm_in_net import LSTMInNet, find_one
 from caffe2_recurrent.exchange.onnx_graph import require_onnx
 from caffe2_recurrent.exchange.onnx_lstm import InitialState, lstm_model
+from caffe2_recurrent.nets import AnyNet, read_net
 from caffe2_recurrent.problems import Problems, given
 
 # What LSTM calls initial states that are its parameters.
 OWN_STATES = ("initial_hidden_state", "initial_cell_state")
 
 
-def export_onnx(path: Union[str, "os.PathLike[str]"], net: Net, scope: str) -> None:
+def export_onnx(path: Union[str, "os.PathLike[str]"], net: AnyNet, scope: str) -> None:
     """Write an LSTM as an ONNX model with the operator LSTM, which gives what the net gives.
 
     All layers and directions under `scope` are exported, and nothing else of the net. The inputs and outputs of the
@@ -54,9 +55,10 @@ def export_onnx(path: Union[str, "os.PathLike[str]"], net: Net, scope: str) -> N
     The model needs opset 14.
     """
     checks = Checks("export_onnx")
-    proto, scope = check_net(net, checks), checks.scope(scope)
+    proto, scope = read_net("net", net, checks.types), checks.scope(scope)
     _check_path(path, checks)
     checks.done()
+    assert proto is not None
     onnx = require_onnx("export_onnx")
     scope = outer_name(scope)
     lstm = find_one(proto, scope, checks.values)
@@ -90,7 +92,7 @@ def _check_states(lstm: LSTMInNet, weights: LSTMWeights, states: Mapping[str, np
                 problems.add(text, blob, list(shape), dim, dim, dim)
 
 
-def _is_parameter(blob: str, net: Net) -> bool:
+def _is_parameter(blob: str, net: AnyNet) -> bool:
     return blob in net.params if isinstance(net, ModelHelper) else blob.split("/")[-1] in OWN_STATES
 
 

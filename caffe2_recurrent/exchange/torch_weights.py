@@ -18,14 +18,15 @@ from caffe2_recurrent.exchange.layout import (
     reordered,
     sizes_of,
 )
-from caffe2_recurrent.exchange.lstm_in_net import Net, check_net, find_shared
+from caffe2_recurrent.exchange.lstm_in_net import find_shared
+from caffe2_recurrent.nets import AnyNet, read_net
 from caffe2_recurrent.problems import Problems, given, names
 
 # What a loop's entries in a state dict end in, by direction.
 DIRECTIONS = ("", "_reverse")
 
 
-def lstm_to_torch(net: Net, scope: str, prefix: str = "") -> Dict[str, np.ndarray]:
+def lstm_to_torch(net: AnyNet, scope: str, prefix: str = "") -> Dict[str, np.ndarray]:
     """The weights of an LSTM as the state dict of a `torch.nn.LSTM`, in numpy.
 
     In layer k, and with `_reverse` behind the name in its backward direction:
@@ -54,9 +55,10 @@ def lstm_to_torch(net: Net, scope: str, prefix: str = "") -> Dict[str, np.ndarra
         ValueError: no such LSTM in the net, blobs that are missing or do not fit, layers of several sizes; all of them.
     """
     checks = Checks("lstm_to_torch")
-    proto, scope = check_net(net, checks), checks.scope(scope)
+    proto, scope = read_net("net", net, checks.types), checks.scope(scope)
     _check_prefix(prefix, checks)
     checks.done()
+    assert proto is not None
     lstm = find_shared(proto, outer_name(scope), checks.values)
     weights = fetch_weights(lstm, checks.values)
     sizes = sizes_of(weights, lstm.directions)
@@ -69,7 +71,7 @@ def lstm_to_torch(net: Net, scope: str, prefix: str = "") -> Dict[str, np.ndarra
     }
 
 
-def lstm_from_torch(net: Net, scope: str, state: Any, prefix: str = "") -> None:
+def lstm_from_torch(net: AnyNet, scope: str, state: Any, prefix: str = "") -> None:
     """Set the weights of an LSTM in the workspace to those of a `torch.nn.LSTM`.
 
     The reverse of `lstm_to_torch`, entry by entry: `i2h_b` becomes `bias_ih` less forget_bias in the forget gate. With
@@ -91,10 +93,11 @@ def lstm_from_torch(net: Net, scope: str, state: Any, prefix: str = "") -> None:
             not in the workspace, all of them. Nothing has been written then.
     """
     checks = Checks("lstm_from_torch")
-    proto, scope = check_net(net, checks), checks.scope(scope)
+    proto, scope = read_net("net", net, checks.types), checks.scope(scope)
     _check_prefix(prefix, checks)
     arrays = _read_state(state, str(prefix), checks)
     checks.done()
+    assert proto is not None
     lstm = find_shared(proto, outer_name(scope), checks.values)
     sizes = fetch_sizes(lstm, checks.values)
     check_one_size(sizes, "torch.nn.LSTM", checks.values)

@@ -5,10 +5,9 @@ from typing import Any, List, Mapping, Optional, Sequence, Union
 
 import numpy as np
 from caffe2.proto import caffe2_pb2
-from caffe2.python import core
-from caffe2.python.model_helper import ModelHelper
 
 from caffe2_recurrent.arguments import Blob, is_blob
+from caffe2_recurrent.nets import AnyNet, init_net_of, read_net
 from caffe2_recurrent.numerical_check.comparison import compare
 from caffe2_recurrent.numerical_check.report import GradientReport
 from caffe2_recurrent.numerical_check.roles import read_inputs
@@ -28,7 +27,7 @@ class GradientsDiffer(AssertionError):
 
 
 def gradcheck(
-    model_or_net: Union[ModelHelper, core.Net],
+    model_or_net: AnyNet,
     outputs: Union[Blob, Sequence[Blob]],
     values: Optional[Mapping[Blob, Union[np.ndarray, Sequence[int]]]] = None,
     blobs: Optional[Sequence[Blob]] = None,
@@ -45,8 +44,8 @@ def gradcheck(
     differences of two step sizes. Net, model and workspace stay as they were.
 
     Args:
-        model_or_net: a `core.Net`, or a `ModelHelper`, whose `param_init_net` makes the parameters that are neither
-            in `values` nor in the workspace.
+        model_or_net: a `core.Net` or a `NetDef`, or a `ModelHelper`, whose `param_init_net` makes the parameters that
+            are neither in `values` nor in the workspace.
         outputs: the float32 blob or blobs through which gradients come, as `hidden_all`.
         values: an array for an input, or its shape, as `{'x': (5, 2, 3)}`, for which normal numbers are drawn. Inputs
             that are not named are taken from the workspace. Integer inputs, as lengths, need an array.
@@ -68,10 +67,7 @@ def gradcheck(
             change from run to run, gradients that `check_gradients` finds lost.
     """
     types, problems = Problems("gradcheck"), Problems("gradcheck")
-    is_model = isinstance(model_or_net, ModelHelper)
-    net = model_or_net.net if is_model else model_or_net
-    if not isinstance(net, core.Net):
-        types.add("model_or_net must be a ModelHelper or a core.Net; got {}", given(model_or_net))
+    proto = read_net("model_or_net", model_or_net, types)
     wanted_outputs = _read_blobs("outputs", outputs, types)
     wanted_blobs = None if blobs is None else _read_blobs("blobs", blobs, types)
     given_values = read_values(values, types)
@@ -79,10 +75,9 @@ def gradcheck(
     check_settings(settings, types, problems)
     types.raise_if_any(TypeError)
     problems.raise_if_any()
-    proto = net.Proto()
+    assert proto is not None
     _check_outputs(proto, wanted_outputs, problems)
-    init_net = model_or_net.param_init_net.Proto() if is_model else None
-    found = find_values(read_inputs(proto), given_values, init_net, seed, problems)
+    found = find_values(read_inputs(proto), given_values, init_net_of(model_or_net), seed, problems)
     chosen = _choose(found, wanted_blobs, problems)
     problems.raise_if_any()
     with scratch_workspace(WORKSPACE):

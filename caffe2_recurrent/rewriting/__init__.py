@@ -5,13 +5,12 @@
 A rule states in its docstring what it looks for and what it puts there, and gives a reason where it may not.
 """
 
-from typing import Any, Iterable, List, Mapping, Optional, Sequence, Union
+from typing import Any, Iterable, List, Mapping, Optional, Sequence
 
 from caffe2.proto import caffe2_pb2
-from caffe2.python import core
-from caffe2.python.model_helper import ModelHelper
 
 from caffe2_recurrent.arguments import Blob, read_flag
+from caffe2_recurrent.nets import AnyNet, init_net_of, read_net
 from caffe2_recurrent.problems import Problems, given, names
 from caffe2_recurrent.rewriting.passes import rewritten
 from caffe2_recurrent.rewriting.report import Refusal, Report, Rewrite
@@ -23,7 +22,7 @@ __all__ = ["Refusal", "Report", "Rewrite", "optimize"]
 
 
 def optimize(
-    model_or_net: Union[ModelHelper, core.Net, caffe2_pb2.NetDef],
+    model_or_net: AnyNet,
     rules: Optional[Iterable[str]] = None,
     shapes: Optional[Mapping[Blob, Sequence[int]]] = None,
     dry_run: bool = False,
@@ -50,28 +49,18 @@ def optimize(
         TypeError, ValueError: all that is wrong with the arguments; the net is as it was.
     """
     problems = Problems("optimize")
-    net = _net(model_or_net, problems)
+    proto = read_net("model_or_net", model_or_net, problems)
     known_shapes = read_shapes(shapes, problems)
     dry_run = read_flag("dry_run", dry_run, problems)
     even_if_slower = read_flag("even_if_slower", even_if_slower, problems)
     chosen = _chosen(rules, problems)
     problems.raise_if_any(TypeError)
-    assert net is not None
-    proto = net.Proto() if isinstance(net, core.Net) else net
-    init_net = model_or_net.param_init_net.Proto() if isinstance(model_or_net, ModelHelper) else None
-    sizes = find_sizes(proto, init_net, known_shapes)
+    assert proto is not None
+    sizes = find_sizes(proto, init_net_of(model_or_net), known_shapes)
     operators, report = rewritten(proto, chosen, sizes, even_if_slower, dry_run)
     if report.total and not dry_run:
-        _replace_operators(net, operators)
+        _replace_operators(proto, operators)
     return report
-
-
-def _net(value: Any, problems: Problems) -> Union[core.Net, caffe2_pb2.NetDef, None]:
-    net = value.net if isinstance(value, ModelHelper) else value
-    if isinstance(net, (core.Net, caffe2_pb2.NetDef)):
-        return net
-    problems.add("model_or_net must be a ModelHelper, a core.Net or a NetDef; got {}", given(value))
-    return None
 
 
 def _chosen(rules: Any, problems: Problems) -> List[Rule]:
@@ -88,9 +77,7 @@ def _chosen(rules: Any, problems: Problems) -> List[Rule]:
     return [rule for rule in RULES if rule.name in wanted]
 
 
-def _replace_operators(net: Union[core.Net, caffe2_pb2.NetDef], operators: List[caffe2_pb2.OperatorDef]) -> None:
-    # `Proto` makes a core.Net look up anew which blobs its operators write.
-    proto = net.Proto() if isinstance(net, core.Net) else net
+def _replace_operators(proto: caffe2_pb2.NetDef, operators: List[caffe2_pb2.OperatorDef]) -> None:
     changed = caffe2_pb2.NetDef()
     changed.op.extend(operators)
     del proto.op[:]

@@ -8,15 +8,15 @@ what stands behind, as the copies of last states into initial ones. This goes by
 """
 
 import collections
-from typing import Any, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Union
+from typing import Any, Iterable, Iterator, List, NamedTuple, Sequence
 
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core
-from caffe2.python.model_helper import ModelHelper
 
 from caffe2_recurrent.arguments import Blob, is_blob
 from caffe2_recurrent.gradient_maker import OPERATOR
 from caffe2_recurrent.loop import BACKWARD
+from caffe2_recurrent.nets import AnyNet, read_net
 from caffe2_recurrent.operator_arguments import integer, remove_arguments
 from caffe2_recurrent.operator_arguments import net as net_argument
 from caffe2_recurrent.operators import copied
@@ -37,9 +37,7 @@ class Prediction(NamedTuple):
     parameters: List[core.BlobReference]
 
 
-def prediction_net(
-    model_or_net: Union[ModelHelper, core.Net, caffe2_pb2.NetDef], inputs: Iterable[Blob], outputs: Iterable[Blob]
-) -> Prediction:
+def prediction_net(model_or_net: AnyNet, inputs: Iterable[Blob], outputs: Iterable[Blob]) -> Prediction:
     """Cut out of a net what computes `outputs` from `inputs`, without gradients; the net itself stays as it is.
 
     Its loops are forward only: they have two or four step workspaces, whatever the number of steps. What the net writes
@@ -61,7 +59,7 @@ def prediction_net(
             depend, operators in training mode: all of them.
     """
     types, values = Problems("prediction_net"), Problems("prediction_net")
-    proto = _proto(model_or_net, types)
+    proto = read_net("model_or_net", model_or_net, types)
     fed = _blob_names("inputs", inputs, types)
     wanted = _blob_names("outputs", outputs, types)
     types.raise_if_any(TypeError)
@@ -85,16 +83,6 @@ def prediction_net(
     net.Proto().external_input.extend([*fed, *parameters])
     net.Proto().external_output.extend(wanted)
     return Prediction(net, [core.BlobReference(blob) for blob in parameters])
-
-
-def _proto(value: Any, types: Problems) -> Optional[caffe2_pb2.NetDef]:
-    net = value.net if isinstance(value, ModelHelper) else value
-    if isinstance(net, core.Net):
-        return net.Proto()
-    if isinstance(net, caffe2_pb2.NetDef):
-        return net
-    types.add("model_or_net must be a ModelHelper, a core.Net or a NetDef; got {}", given(value))
-    return None
 
 
 def _blob_names(role: str, value: Any, types: Problems) -> List[str]:

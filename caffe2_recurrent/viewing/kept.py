@@ -9,15 +9,13 @@ import enum
 from dataclasses import dataclass
 from typing import Collection, Iterable, List, NamedTuple, Optional, Tuple
 
+from caffe2_recurrent.step_workspaces import workspaces_in_turn
 from caffe2_recurrent.viewing.loop_sizes import LoopSizes
 from caffe2_recurrent.viewing.structure import Structure
 from caffe2_recurrent.viewing.tensors import Tensor
 
 # An int32 that says which step it is.
 STEP_NUMBER_BYTES = 4
-# Without a backward step, steps take turns in this many workspaces; the executor works on several steps at once.
-WORKSPACES_IN_TURN = 2
-WORKSPACES_IN_TURN_OF_EXECUTOR = 4
 
 
 class Place(enum.Enum):
@@ -101,8 +99,7 @@ def read_memory(structure: Structure, sizes: LoopSizes, blobs_of_net: Collection
 def _workspaces(structure: Structure, steps: Optional[int]) -> Optional[int]:
     if structure.backward is not None:
         return steps
-    in_turn = WORKSPACES_IN_TURN_OF_EXECUTOR if structure.executor.enabled else WORKSPACES_IN_TURN
-    return None if steps is None else min(in_turn, steps)
+    return None if steps is None else min(workspaces_in_turn(structure.executor.enabled), steps)
 
 
 def _sum(parts: Iterable[Optional[int]]) -> Optional[int]:

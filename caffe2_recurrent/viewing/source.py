@@ -4,21 +4,20 @@ from dataclasses import dataclass
 from typing import Any, Collection, List, Mapping, Tuple, Union
 
 from caffe2.proto import caffe2_pb2
-from caffe2.python import core
-from caffe2.python.model_helper import ModelHelper
 
 from caffe2_recurrent.arguments import Blob
 from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR, POSITIONS, PYTHON_POSITIONS, SEQUENCE_GRADIENTS
 from caffe2_recurrent.loop import Loop, read_loops
+from caffe2_recurrent.nets import AnyNet, init_net_of, read_net
 from caffe2_recurrent.operator_arguments import integers, remove_arguments, strings
 from caffe2_recurrent.operators import copied
-from caffe2_recurrent.problems import Problems, given, names
+from caffe2_recurrent.problems import Problems, names
 from caffe2_recurrent.sizes import find_sizes, read_shapes
 from caffe2_recurrent.viewing.kept import Memory, read_memory
 from caffe2_recurrent.viewing.loop_sizes import LoopSizes, find_loop_sizes, find_outer_tensors
 from caffe2_recurrent.viewing.structure import Structure, read_structure
 
-NetOrOperator = Union[ModelHelper, core.Net, caffe2_pb2.NetDef, caffe2_pb2.OperatorDef]
+NetOrOperator = Union[AnyNet, caffe2_pb2.OperatorDef]
 Shapes = Mapping[Blob, Tuple[int, ...]]
 
 
@@ -57,8 +56,7 @@ def read_source(net_or_op: Any, shapes: Any, types: Problems, values: Problems) 
         values.add("{} has no {} operator; its operators are {}", name, OPERATOR, names(found))
         return Source(name, net, ())
     _check_shapes(known_shapes, net, list(loops.values()), values)
-    init_net = net_or_op.param_init_net.Proto() if isinstance(net_or_op, ModelHelper) else None
-    tensors = find_outer_tensors(net, find_sizes(net, init_net, known_shapes))
+    tensors = find_outer_tensors(net, find_sizes(net, init_net_of(net_or_op), known_shapes))
     blobs_of_net = {blob for operator in net.op for blob in [*operator.input, *operator.output]}
     seen = []
     for loop in loops.values():
@@ -70,16 +68,10 @@ def read_source(net_or_op: Any, shapes: Any, types: Problems, values: Problems) 
 
 
 def _net(value: Any, types: Problems) -> Tuple[str, caffe2_pb2.NetDef]:
-    if isinstance(value, ModelHelper):
-        value = value.net
-    if isinstance(value, core.Net):
-        value = value.Proto()
-    if isinstance(value, caffe2_pb2.NetDef):
-        return "net '{}'".format(value.name), value
     if isinstance(value, caffe2_pb2.OperatorDef):
         return "operator {}".format(value.type), caffe2_pb2.NetDef(op=[value])
-    types.add("net_or_op must be a ModelHelper, a core.Net, a NetDef or an OperatorDef; got {}", given(value))
-    return "", caffe2_pb2.NetDef()
+    net = read_net("net_or_op", value, types, "an OperatorDef") or caffe2_pb2.NetDef()
+    return "net '{}'".format(net.name), net
 
 
 def _with_forward_operators(net: caffe2_pb2.NetDef, forward: Collection[str]) -> caffe2_pb2.NetDef:
