@@ -13,7 +13,7 @@ import step_memory
 import step_nets
 from caffe2_recurrent import LSTM, MILSTM, optimize, recurrent_net, retrieve_step_blobs
 from caffe2_recurrent.loop import read_loops
-from caffe2_recurrent.rewriting.rules import RULES, forward_links
+from caffe2_recurrent.rewriting.rules import RULES, forward_links, transposed_weights
 from rewriting_support import LOOP, D, N, T
 
 STEPS = ("step_net", "backward_step_net")
@@ -484,7 +484,12 @@ def refusals(report):
     return {refusal.rule: refusal.reason for refusal in report.refusals}
 
 
-def test_sizes_that_are_given():
+@pytest.fixture
+def intel(monkeypatch):
+    monkeypatch.setattr(transposed_weights, "made_by_intel", lambda: True)
+
+
+def test_sizes_that_are_given(intel):
     counts = optimize(large(), shapes=SHAPES).counts
     assert counts["lstm_unit"] == counts["transposed_weights"] == 1
 
@@ -495,7 +500,7 @@ def test_sizes_of_the_blobs_in_the_workspace():
     assert optimize(large()).counts["lstm_unit"] == 1
 
 
-def test_sizes_that_are_given_come_before_those_of_the_workspace():
+def test_sizes_that_are_given_come_before_those_of_the_workspace(intel):
     for name, shape in SHAPES.items():
         workspace.FeedBlob(name, np.zeros(shape, dtype=np.float32))
     report = optimize(large(), shapes={"x": (3, 1, 3), "h0": (1, 1, 80), "c0": (1, 1, 80)})

@@ -11,7 +11,7 @@ import step_nets
 from caffe2_recurrent import GRU, LSTM, optimize, recurrent_net
 from caffe2_recurrent.loop import read_loops
 from caffe2_recurrent.rewriting import over_steps
-from caffe2_recurrent.rewriting.rules import RULES, lstm_unit
+from caffe2_recurrent.rewriting.rules import RULES, lstm_unit, transposed_weights
 from caffe2_recurrent.sizes import Sizes
 from cells import CELLS
 from step_nets import Maker
@@ -350,7 +350,18 @@ def test_transposed_weights_refuses():
     assert why("transposed_weights", loop) == ["its weights 'layer/gates_t_w' are not the same in all steps"]
 
 
-def test_transposed_weights_refrains_for_few_steps():
+def on_a_processor(monkeypatch, intel):
+    monkeypatch.setattr(transposed_weights, "made_by_intel", lambda: intel)
+
+
+def test_transposed_weights_refrains_on_processors_of_others(monkeypatch):
+    on_a_processor(monkeypatch, intel=False)
+    expected = "products with transposed weights are faster on Intel's processors only, which this one is not"
+    assert why("transposed_weights", lstm_loop(), loss=True) == [expected]
+
+
+def test_transposed_weights_refrains_for_few_steps(monkeypatch):
+    on_a_processor(monkeypatch, intel=True)
     shapes = dict(SHAPES, **{"layer/i2h": (7, 3, 16)})
     expected = "with 7 steps it costs more than it gains"
     assert why("transposed_weights", lstm_loop(), shapes, loss=True) == [expected]
@@ -452,8 +463,44 @@ def test_scaled_weights_refuses():
     loop, adding, scaling = scaled_loop()
     adding.input[0] = "layer/hidden_t_prev"
     assert why("scaled_weights", loop) == [
-        "neither addend is a product with transposed weights that nothing else reads"
+        "neither addend is a product with weights, the same in all steps, that nothing else reads"
     ]
+
+
+@EXECUTOR
+@pytest.mark.parametrize("options", [{}, {"drop_states": True}, {"forward_only": True}], ids=str)
+def test_scaled_weights_as_they_lie(executor, options):
+    """Without transposed weights before it; the same values as with them."""
+    expected = None
+    for before in ([], ["transposed_weights"]):
+        workspace.ResetWorkspace()
+        cell = CELLS[0].but(lengths=[3, 1], options=options)
+        rewrite = support.Optimised([*before, "lstm_unit", "scaled_weights"])
+        outputs, gradients, model = cell.run(executor, rewrite)
+        assert rewrite.report.counts["scaled_weights"] == 1
+        (product,) = [operator for operator in support.step(model.net).op if operator.type.startswith("FC")]
+        assert product.type == ("FCTransposed" if before else "FC") and product.input[1].endswith("_scaled")
+        for index, value in enumerate(cell.reference()):
+            comparing.assert_close(outputs[index], value, index)
+        if not cell.options.get("forward_only"):
+            for name, value in cell.reference_gradients().items():
+                comparing.assert_close(gradients[name], value, name)
+        if expected is not None:
+            support.assert_same((outputs, gradients), expected)
+        expected = outputs, gradients
+
+
+def test_scaled_weights_knows_rows_of_products_in_the_usual_layout_only():
+    model, _ = support.lstm()
+    optimize(model, ["lstm_unit"], even_if_slower=True)
+    loop = loop_of(model.net)
+    assert why("scaled_weights", loop) == [None]
+    refused = ["neither addend is a product with weights, the same in all steps, that nothing else reads"]
+    set_argument(forward(loop, "FC"), axis_w=2)
+    assert why("scaled_weights", loop) == refused
+    set_argument(forward(loop, "FC"), axis_w=1)
+    forward(loop, "FC").input[1] = "layer/input_t"
+    assert why("scaled_weights", loop) == refused
 
 
 def zero_loop():

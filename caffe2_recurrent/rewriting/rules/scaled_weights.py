@@ -5,20 +5,22 @@ from typing import Iterable, Optional
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
-from caffe2_recurrent.operator_arguments import argument
+from caffe2_recurrent.operator_arguments import argument, integer
 from caffe2_recurrent.rewriting import dataflow
 from caffe2_recurrent.rewriting.emit import ATEN
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.sizes import Sizes
 
+PRODUCTS = ("FC", "FCTransposed")
+
 
 class ScaledWeights(Rule):
-    """step: Y = FCTransposed(X, Wt, b);  G = Sum(Y, A);  Z = shift + scale * G
+    """step: Y = FC(X, W, b);  G = Sum(Y, A);  Z = shift + scale * G
 
-    =>  before the loop: weights scale * W and bias scale * b + shift, by columns
-        step: Y = FCTransposed(X, weights, bias);  Z = Y + scale * A
+    =>  before the loop: weights scale * W, row by row, and bias scale * b + shift
+        step: Y = FC(X, weights, bias);  Z = Y + scale * A
 
-    One pass over `[N, M]` less. Nothing else may read Y or G.
+    One pass over `[N, M]` less. Nothing else may read Y or G. FCTransposed likewise, where it is columns.
     """
 
     name = "scaled_weights"
@@ -40,7 +42,7 @@ class ScaledWeights(Rule):
         if dataflow.readers(loop.operators, total, adding) != [scaling] or _is_needed(loop, total):
             return "'{}' is needed elsewhere too".format(total)
         if _product(loop, adding) is None:
-            return "neither addend is a product with transposed weights that nothing else reads"
+            return "neither addend is a product with weights, the same in all steps, that nothing else reads"
         return None
 
     def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
@@ -49,8 +51,9 @@ class ScaledWeights(Rule):
         assert multiplying is not None
         product, scaled = loop.operators[multiplying], loop.operators[scaling]
         shift, _, scale = scaled.input
-        _, transposed, bias = product.input
-        weights = loop.add_before("Mul", [transposed, scale], transposed + "_scaled")
+        _, original, bias = product.input
+        along = {"broadcast": 1, "axis": 0} if product.type == "FC" else {}
+        weights = loop.add_before("Mul", [original, scale], original + "_scaled", **along)
         biases = loop.add_before(ATEN, [shift, bias, scale], bias + "_scaled", operator="addcmul")
         for outer in (weights, biases):
             loop.add_reference(outer)
@@ -83,9 +86,17 @@ def _product(loop: Loop, adding: int) -> Optional[int]:
     """The product that the Sum at `adding` adds something to, if only the Sum reads it."""
     for blob in loop.operators[adding].input:
         position = dataflow.writer(loop.operators, blob, adding)
-        if position is None or loop.operators[position].type != "FCTransposed":
+        if position is None or not _has_scalable_weights(loop, loop.operators[position]):
             continue
         in_place = blob in loop.operators[adding].output
         if dataflow.readers(loop.operators, blob, position) == [adding] and (in_place or not _is_needed(loop, blob)):
             return position
     return None
+
+
+def _has_scalable_weights(loop: Loop, operator: caffe2_pb2.OperatorDef) -> bool:
+    # Other layouts (axis_w) have rows in another place.
+    if operator.type not in PRODUCTS or integer(operator, "axis_w", 1) != 1:
+        return False
+    # Transposed weights are a blob of the loop's own.
+    return operator.type == "FCTransposed" or loop.references.issuperset(operator.input[1:])
