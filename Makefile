@@ -2,7 +2,7 @@
 #     make test PYTEST_ARGS='-k lstm'        make demo DEMO_ARGS='--help'        make setup PYTHON=python3.8
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test conformance bench lint format clean distclean
+.PHONY: help setup demo demo-attention test conformance bench lint format clean distclean
 
 # A Python named on the command line or in the environment reaches scripts/setup.
 export PYTHON
@@ -14,13 +14,16 @@ CONFORMANCE_ARGS ?=
 BENCH_ARGS ?=
 
 help: ## say what there is
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
 
 setup: ## make .venv with everything in it (nothing to do the second time)
 	@sh scripts/setup
 
 demo: setup ## train the example of examples/char_lstm.py; its output goes to demo_output/
 	$(bin)/python examples/char_lstm.py $(DEMO_ARGS)
+
+demo-attention: setup ## train the one of examples/spelling_to_sound.py; likewise to demo_attention_output/
+	$(bin)/python examples/spelling_to_sound.py $(DEMO_ARGS)
 
 test: lint ## lint, check types, run all tests with coverage
 	$(bin)/python -m pytest --cov --cov-report=term-missing $(PYTEST_ARGS)
@@ -38,8 +41,8 @@ lint: setup ## ruff and mypy
 format: setup ## let ruff format the code
 	$(bin)/ruff format .
 
-clean: ## remove what builds, tests and the demo leave behind
-	rm -rf build dist *.egg-info demo_output htmlcov .coverage .coverage.* \
+clean: ## remove what builds, tests and the demos leave behind
+	rm -rf build dist *.egg-info demo_output demo_attention_output htmlcov .coverage .coverage.* \
 		.hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -path ./.venv -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 

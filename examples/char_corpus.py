@@ -5,7 +5,7 @@ from typing import List, NamedTuple, Optional
 
 import numpy as np
 
-from char_errors import CorpusError
+from example_errors import CorpusError
 
 TRAINING_TENTHS = 9  # of ten; the rest, the end of the text, is held out
 UNKNOWN = 0  # id of every character that the training part does not have

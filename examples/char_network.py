@@ -12,10 +12,11 @@ import math
 from typing import List, NamedTuple, Sequence
 
 import numpy as np
-from caffe2.python import brew, core, model_helper, optimizer, workspace
+from caffe2.python import brew, model_helper, optimizer, workspace
 
 from caffe2_recurrent import LSTM
 from char_corpus import UNKNOWN, columns
+from example_engine import seed_operators
 
 EVALUATION_COLUMNS = 16  # held-out text is read in so many stretches at once
 SHORTEST_EVALUATION_COLUMN = 256  # every column starts without a context, so few short ones, or one
@@ -23,12 +24,6 @@ EVALUATION_STEPS = 128
 GRADIENT_NORM_LIMIT = 5.0
 RATE_DECAY = 0.7  # of the learning rate, from one epoch to the next
 FORGET_BIAS = 1.0  # starts the cells off remembering
-
-
-def initialise_engine() -> None:
-    # One thread, Caffe2's default: at the sizes this example is for a second one only costs time. Level 3 keeps
-    # the engine's own error lines off the terminal; each of them also arrives as an exception.
-    workspace.GlobalInit(["caffe2", "--caffe2_log_level=3"])
 
 
 class Shape(NamedTuple):
@@ -166,9 +161,3 @@ def draw(logits: np.ndarray, temperature: float, random: np.random.RandomState) 
     scores[UNKNOWN] = -np.inf
     weights = np.exp(scores - scores.max())
     return int(random.choice(len(weights), p=weights / weights.sum()))
-
-
-def seed_operators(net: core.Net, seed: int) -> None:
-    """Gives each operator of `net` a seed of its own; one for all would draw the same numbers in each."""
-    for number, operator in enumerate(net.Proto().op):
-        operator.device_option.random_seed = (seed + number) % 2**32

@@ -22,13 +22,15 @@ pytest.importorskip("matplotlib")
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
-import char_checkpoint  # noqa: E402
 import char_corpus  # noqa: E402
 import char_curve  # noqa: E402
 import char_lstm  # noqa: E402
 import char_network  # noqa: E402
 import char_training  # noqa: E402
-from char_errors import CheckpointError, CorpusError, TrainingError, WriteError  # noqa: E402
+import example_checkpoint  # noqa: E402
+import example_interruption  # noqa: E402
+import example_pictures  # noqa: E402
+from example_errors import CheckpointError, CorpusError, TrainingError, WriteError  # noqa: E402
 
 SMALL = ["--hidden", "12", "--steps", "10", "--batch", "4", "--lr", "0.02", "--sample-length", "40"]
 BATCHES_PER_EPOCH = 67  # of the text below, with these sizes
@@ -66,8 +68,8 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
 
 def contents(checkpoint: Path) -> dict[str, object]:
     """Everything in a checkpoint, arrays as (type, shape, bytes)."""
-    notes = char_checkpoint.read_notes(str(checkpoint))
-    char_checkpoint.restore(str(checkpoint), notes)
+    notes = example_checkpoint.read_notes(str(checkpoint), "char_lstm")
+    example_checkpoint.restore(str(checkpoint), notes)
     everything: dict[str, object] = {"notes": notes}
     for blob in notes["blobs"]:
         value = workspace.FetchBlob(blob)
@@ -244,7 +246,7 @@ def test_a_run_beats_the_unigrams_and_leaves_everything_it_promised(
     sample = (output / "sample.txt").read_text(encoding="utf-8")
     assert len(sample) == 40 and set(sample) <= set(corpus.alphabet[1:])
     assert "\n" + sample + "\n" in said.out
-    notes = char_checkpoint.read_notes(str(output / "checkpoint.minidb"))
+    notes = example_checkpoint.read_notes(str(output / "checkpoint.minidb"), "char_lstm")
     assert len(notes["progress"]["losses"]) == 3 * BATCHES_PER_EPOCH
     assert float(lines[2][1]) == pytest.approx(np.mean(notes["progress"]["losses"][-BATCHES_PER_EPOCH:]), abs=0.005)
 
@@ -309,12 +311,12 @@ def test_stopping_between_any_two_batches_changes_nothing(corpus_file: Path, tmp
     settings = char_training.Settings(str(corpus_file), 2, hidden=12, steps=10, batch=4, lr=0.02, seed=1)
     for name in ("whole", "parts"):
         (tmp_path / name).mkdir()
-    assert char_training.Run(settings, corpus, str(tmp_path / "whole")).train(StopAfter(10**6))
-    stopped = char_training.Run(settings, corpus, str(tmp_path / "parts"))
+    assert char_training.CharacterRun(settings, corpus, str(tmp_path / "whole")).train(StopAfter(10**6))
+    stopped = char_training.CharacterRun(settings, corpus, str(tmp_path / "parts"))
     assert not stopped.train(StopAfter(batches))
     assert len(stopped.progress.losses) == batches
-    resumed = char_training.Run(settings, corpus, str(tmp_path / "parts"))
-    resumed.restore(resumed.checkpoint, char_checkpoint.read_notes(resumed.checkpoint))
+    resumed = char_training.CharacterRun(settings, corpus, str(tmp_path / "parts"))
+    resumed.restore(resumed.checkpoint, example_checkpoint.read_notes(resumed.checkpoint, "char_lstm"))
     assert resumed.train(StopAfter(10**6))
     whole, parts = (contents(tmp_path / name / "checkpoint.minidb") for name in ("whole", "parts"))
     assert whole == parts
@@ -346,7 +348,7 @@ def test_ctrl_c_saves_and_says_where(corpus_file: Path, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.name == "nt", reason="sends a POSIX signal")
 def test_a_second_ctrl_c_stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    with char_training.Interruption() as stop:
+    with example_interruption.Interruption() as stop:
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.requested
         with pytest.raises(KeyboardInterrupt):
@@ -419,7 +421,7 @@ def test_an_output_folder_that_is_a_file(corpus_file: Path, capsys: pytest.Captu
 def test_a_rate_that_makes_training_diverge(corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = char_corpus.load(str(corpus_file))
     settings = char_training.Settings(str(corpus_file), 2, hidden=12, steps=10, batch=4, lr=0.02, seed=1)
-    run = char_training.Run(settings, corpus, str(tmp_path))
+    run = char_training.CharacterRun(settings, corpus, str(tmp_path))
     workspace.FeedBlob("logits_b", np.full(len(corpus.alphabet), np.nan, dtype=np.float32))
     with pytest.raises(TrainingError, match="no longer a number after 0 batches: try a smaller --lr"):
         run.train(StopAfter(10**6))
@@ -492,20 +494,22 @@ def test_a_damaged_checkpoint(
 
 
 def test_one_wrong_bit_in_the_parameters_is_found(trained: Path) -> None:
-    notes = char_checkpoint.read_notes(str(trained))
-    char_checkpoint.restore(str(trained), notes)
+    notes = example_checkpoint.read_notes(str(trained), "char_lstm")
+    example_checkpoint.restore(str(trained), notes)
     weights = workspace.FetchBlob("char_lstm/i2h_w").tobytes()
     whole = trained.read_bytes()
     at = whole.index(weights) + len(weights) // 2
     trained.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
     with pytest.raises(CheckpointError, match="is damaged: its content is not what was saved"):
-        char_checkpoint.restore(str(trained), notes)
+        example_checkpoint.restore(str(trained), notes)
 
 
 def test_a_checkpoint_of_another_version(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(char_checkpoint, "FORMAT", "of tomorrow")
-    with pytest.raises(CheckpointError, match="another version: expected format 'of tomorrow', got 'caffe2_"):
-        char_checkpoint.read_notes(str(trained))
+    monkeypatch.setattr(example_checkpoint, "FORMAT", "of tomorrow")
+    with pytest.raises(
+        CheckpointError, match="another program or version: expected format 'of tomorrow', got 'caffe2_"
+    ):
+        example_checkpoint.read_notes(str(trained), "char_lstm")
 
 
 def test_a_write_that_fails_leaves_the_old_checkpoint_whole(trained: Path) -> None:
@@ -517,13 +521,15 @@ def test_a_write_that_fails_leaves_the_old_checkpoint_whole(trained: Path) -> No
     )
     _, error = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert re.fullmatch(r"char_lstm: error: cannot write .*checkpoint\.minidb: .*\n", error), error
+    # Some builds of the engine begin with a warning where there is no GPU.
+    last = error.splitlines()[-1]
+    assert re.fullmatch(r"char_lstm: error: cannot write .*checkpoint\.minidb: .*", last), error
     assert trained.read_bytes() == before
     assert not [name for name in os.listdir(str(trained.parent)) if "part" in name]
 
 
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
-    from char_files import write_bytes
+    from example_files import write_bytes
 
     with pytest.raises(WriteError, match="cannot write .*none.sample.txt: No such file or directory"):
         write_bytes(str(tmp_path / "none" / "sample.txt"), b"text")
@@ -542,8 +548,8 @@ def test_the_curve_is_a_picture_with_something_on_it() -> None:
 
 def test_the_curve_s_points_are_means_placed_where_they_end() -> None:
     losses = [float(number) for number in range(250)]
-    epochs, means = char_curve.smoothed(losses, batches_per_epoch=100)  # two batches a point
+    epochs, means = example_pictures.smoothed(losses, batches_per_epoch=100)  # two batches a point
     assert (epochs[0], means[0]) == (0.02, 0.5)
     assert (epochs[-1], means[-1]) == (2.5, 248.5)
-    assert char_curve.smoothed([1.0, 3.0], batches_per_epoch=1) == ([1.0, 2.0], [1.0, 3.0])
-    assert char_curve.smoothed([], batches_per_epoch=5) == ([], [])
+    assert example_pictures.smoothed([1.0, 3.0], batches_per_epoch=1) == ([1.0, 2.0], [1.0, 3.0])
+    assert example_pictures.smoothed([], batches_per_epoch=5) == ([], [])

@@ -6,7 +6,7 @@ class ExampleError(Exception):
 
 
 class CorpusError(ExampleError):
-    """The corpus cannot be used."""
+    """The corpus, or the dictionary, cannot be used."""
 
 
 class CheckpointError(ExampleError):
@@ -27,3 +27,7 @@ class TrainingError(ExampleError):
     """Training came to nothing."""
 
     exit_code = 1
+
+
+class WordError(ExampleError):
+    """A word that the network cannot read."""

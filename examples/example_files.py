@@ -4,7 +4,7 @@ import contextlib
 from typing import Iterator
 
 from caffe2_recurrent import files
-from char_errors import WriteError
+from example_errors import WriteError
 
 
 @contextlib.contextmanager

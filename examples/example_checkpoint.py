@@ -8,16 +8,17 @@ from typing import Any, Dict, List
 
 from caffe2.python import core, workspace
 
-from char_errors import CheckpointError, WriteError
-from char_files import replacing
+from example_errors import CheckpointError, WriteError
+from example_files import replacing
 
 NOTES_BLOB = "checkpoint/notes"  # the SHA-256, in hex, of a JSON text, a line feed, the text
-FORMAT = "caffe2_recurrent char_lstm 1"
+FORMAT = "caffe2_recurrent {} 1"  # with the name of the program
 
 
-def save(path: str, blobs: List[str], notes: Dict[str, Any]) -> None:
+def save(path: str, program: str, blobs: List[str], notes: Dict[str, Any]) -> None:
     """Writes `blobs` and `notes` (anything JSON can hold) to `path`, or leaves an older file there whole."""
-    page = json.dumps(dict(notes, format=FORMAT, blobs=blobs, fingerprint=fingerprint(blobs))).encode("utf-8")
+    own = {"format": FORMAT.format(program), "blobs": blobs, "fingerprint": fingerprint(blobs)}
+    page = json.dumps({**notes, **own}).encode("utf-8")
     workspace.FeedBlob(NOTES_BLOB, sha256(page) + b"\n" + page)
     with replacing(path) as part:
         try:
@@ -26,17 +27,20 @@ def save(path: str, blobs: List[str], notes: Dict[str, Any]) -> None:
             raise WriteError("cannot write {}: {}".format(path, first_line(error))) from error
 
 
-def read_notes(path: str) -> Dict[str, Any]:
-    """The notes of the checkpoint `path`. Of the workspace's blobs only the one for notes changes."""
+def read_notes(path: str, program: str) -> Dict[str, Any]:
+    """The notes of the checkpoint `path` of `program`. Of the workspace's blobs only the one for notes changes."""
     require_records(path)
     load(path, [NOTES_BLOB])
     checksum, _, page = workspace.FetchBlob(NOTES_BLOB).partition(b"\n")
     if checksum != sha256(page):
         raise CheckpointError("checkpoint {} is damaged: its notes are not what was saved".format(path))
     notes = json.loads(page.decode("utf-8"))
-    if notes["format"] != FORMAT:
+    expected = FORMAT.format(program)
+    if notes["format"] != expected:
         raise CheckpointError(
-            "checkpoint {} is of another version: expected format {!r}, got {!r}".format(path, FORMAT, notes["format"])
+            "checkpoint {} is of another program or version: expected format {!r}, got {!r}".format(
+                path, expected, notes["format"]
+            )
         )
     return notes
 
