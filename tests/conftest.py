@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-import hypothesis
-import pytest
-from caffe2.python import workspace
+# The last bit depends on the number of threads, which GlobalInit sets to 1 and without it is that of the cores. Tests
+# compare processes, and so that it is the same in all of them it is set before any library reads it.
+os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+
+import hypothesis  # noqa: E402
+import pytest  # noqa: E402
+from caffe2.python import workspace  # noqa: E402
 
 # Building a net takes as long as it takes: a deadline would only measure the machine.
 hypothesis.settings.register_profile("default", deadline=None)

@@ -501,9 +501,9 @@ def test_no_such_lstm():
 
 
 def test_no_loops_at_all():
-    assert refused(ValueError, lstm_from_torch, core.Net("empty"), "s", {}) == (
-        "lstm_from_torch: net 'empty' has no LSTM under 's'; it has loops under nothing"
-    )
+    net = core.Net("empty")
+    expected = "lstm_from_torch: net '{}' has no LSTM under 's'; it has loops under nothing".format(net.Name())
+    assert refused(ValueError, lstm_from_torch, net, "s", {}) == expected
 
 
 OTHERS = {

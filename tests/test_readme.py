@@ -14,7 +14,7 @@ def run(code):
 
 
 def test_the_scripts_are_there():
-    assert ["LSTM(" in block for block in blocks(README, "python")] == [True, False, True]
+    assert ["LSTM(" in block for block in blocks(README, "python")] == [True, False, True, True]
     assert sum(map(bool, blocks(README, "python")[0].splitlines())) == 15
 
 
@@ -26,6 +26,10 @@ def test_the_lstm_script_learns():
 
 def test_the_step_net_script_prints_what_it_made():
     assert run(blocks(README, "python")[1]).stdout.strip() == "h_t_all (5, 2, 3) w_grad (3, 3)"
+
+
+def test_the_script_of_a_drawing_writes_it():
+    assert run(blocks(README, "python")[3]).stdout.splitlines()[-1].endswith("lstm.dot")
 
 
 def test_commands_exist():
