@@ -1,7 +1,10 @@
 """`recurrent_net` over the registry of step nets: the same operator as Caffe2's, right values and gradients."""
 
+import contextlib
+
 import numpy as np
 import pytest
+from caffe2.proto import caffe2_pb2
 from caffe2.python import core, recurrent, workspace
 
 import comparing
@@ -222,3 +225,17 @@ def test_names_of_gradients_are_free_where_there_are_none(name):
     x, h = make.sequence(), make.state()
     make.link(h, make.cell.Mul([make.cell.Tanh(x, name), h], "h_t"))
     comparing.assert_right(recurrent_net, make.done(), scope="loop", forward_only=True)
+
+
+def test_what_is_put_in_beside_a_step_is_on_the_device_of_the_step_or_of_the_scope():
+    device, other = (core.DeviceOption(caffe2_pb2.CPU, extra_info=[text]) for text in ("scope", "step"))
+    found = []
+    for of_step in (None, other):
+        with core.DeviceScope(of_step) if of_step is not None else contextlib.nullcontext():
+            step_net = step_nets.sum_of_both_inputs()
+        with core.DeviceScope(device):
+            net, _ = comparing.build(recurrent_net, step_net)
+        (step,) = [argument.n for argument in net.Proto().op[-1].arg if argument.name == "backward_step_net"]
+        (copy,) = [operator for operator in step.op if operator.type == "Copy"]
+        found.append(list(copy.device_option.extra_info))
+    assert found == [["scope"], ["step"]]
