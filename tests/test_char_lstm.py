@@ -8,8 +8,6 @@ import os
 import random
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +17,7 @@ from caffe2.python import workspace
 pytest.importorskip("tqdm")
 pytest.importorskip("matplotlib")
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
-sys.path.insert(0, str(EXAMPLES))
+from example_support import Program, StopAfter  # noqa: E402, I001
 
 import char_corpus  # noqa: E402
 import char_curve  # noqa: E402
@@ -55,38 +52,8 @@ def train(corpus: Path, output: Path, *more: str) -> int:
     return char_lstm.main(["--corpus", str(corpus), "--output", str(output), *SMALL, *more])
 
 
-def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    """Exit status and standard error of the program, which must have nothing else to say."""
-    try:
-        status = char_lstm.main(list(arguments))
-    except SystemExit as stop:
-        status = stop.code
-    said = capsys.readouterr()
-    assert said.out == ""
-    return status, said.err
-
-
-def contents(checkpoint: Path) -> dict[str, object]:
-    """Everything in a checkpoint, arrays as (type, shape, bytes)."""
-    notes = example_checkpoint.read_notes(str(checkpoint), "char_lstm")
-    example_checkpoint.restore(str(checkpoint), notes)
-    everything: dict[str, object] = {"notes": notes}
-    for blob in notes["blobs"]:
-        value = workspace.FetchBlob(blob)
-        everything[blob] = (value.dtype.str, value.shape, value.tobytes())
-    return everything
-
-
-def start(*arguments: str, **options: object) -> subprocess.Popen[str]:
-    path = os.pathsep.join([str(EXAMPLES.parent), os.environ.get("PYTHONPATH", "")])
-    return subprocess.Popen(
-        [sys.executable, str(EXAMPLES / "char_lstm.py"), *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        universal_newlines=True,
-        env=dict(os.environ, PYTHONPATH=path, PYTHONIOENCODING="utf-8"),
-        **options,
-    )
+program = Program(char_lstm)
+error_of, contents, start = program.error_of, program.contents, program.start
 
 
 # The corpus
@@ -291,18 +258,6 @@ def test_resuming_what_is_done_only_writes(
     assert "epoch 1/1" not in capsys.readouterr().out.split("resumed from")[1]
     assert len((tmp_path / "sample.txt").read_text(encoding="utf-8")) == 25
     assert contents(tmp_path / "checkpoint.minidb") == before
-
-
-class StopAfter:
-    """Stands in for an Interruption: asks for an end once so many batches are done."""
-
-    def __init__(self, batches: int) -> None:
-        self.left = batches
-
-    @property
-    def requested(self) -> bool:
-        self.left -= 1
-        return self.left < 0
 
 
 @pytest.mark.parametrize("batches", [0, 1, BATCHES_PER_EPOCH - 1, BATCHES_PER_EPOCH, BATCHES_PER_EPOCH + 5])

