@@ -111,4 +111,8 @@ RULES: Dict[str, Rule] = {
     # Both outputs have the shape of the cell state.
     "LSTMUnit": _like(1),
     "ReversePackedSegs": _like(0),
+    # Older Caffe2s say nothing of these.
+    "SequenceMask": _like(0),
+    "SigmoidGradient": _like(0),
+    "TanhGradient": _like(0),
 }
