@@ -57,6 +57,19 @@ def is_integer(value: Any) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
+def read_blobs(role: str, value: Any, problems: Problems, wanted: str = "a blob or a list of blobs") -> List[str]:
+    """The names in a list of blobs, or of one blob; notes what is neither."""
+    listed = [value] if is_blob(value) else value
+    if isinstance(listed, bytes) or not isinstance(listed, collections.abc.Iterable):
+        problems.add("{} must be {}; got {}", role, wanted, given(value))
+        return []
+    blobs = list(listed)
+    for blob in blobs:
+        if not is_blob(blob):
+            problems.add("{} takes blobs or their names; got {}", role, given(blob))
+    return [str(blob) for blob in blobs]
+
+
 def outer_name(blob: Blob) -> str:
     """The name of a blob of the outer net; a string gets the current `NameScope`, as in any operator."""
     return core.ScopedName(blob) if isinstance(blob, str) else str(blob)

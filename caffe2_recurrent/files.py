@@ -2,7 +2,17 @@
 
 import contextlib
 import os
-from typing import Iterator
+from typing import Any, Iterator
+
+from caffe2_recurrent.problems import Problems, given
+
+
+def read_path(path: Any, types: Problems) -> str:
+    """The path as a string; notes what is none."""
+    if isinstance(path, (str, os.PathLike)) and isinstance(os.fspath(path), str):
+        return os.fspath(path)
+    types.add("path must be a string or a pathlib.Path; got {}", given(path))
+    return ""
 
 
 @contextlib.contextmanager

@@ -120,6 +120,12 @@ class Loop:
         return [self.operators] + ([self.gradient.operators] if self.gradient is not None else [])
 
     @property
+    def has_backward_step(self) -> bool:
+        """Whether the engine keeps what each step computes: the forward operator has a backward step for it."""
+        # A net that Caffe2 has cut out of a training net has the argument, emptied.
+        return any(given.name == "backward_step_net" and (given.HasField("n") or given.s) for given in self.forward.arg)
+
+    @property
     def workspaces(self) -> str:
         """The blob that holds the step workspaces; it belongs to this loop alone."""
         return self.outputs[-1]
@@ -300,9 +306,7 @@ def _read(operator: caffe2_pb2.OperatorDef, gradient_operator: Optional[caffe2_p
 
 def _read_gradient(forward: caffe2_pb2.OperatorDef, original: caffe2_pb2.OperatorDef) -> Gradient:
     operator = copied(original)
-    renamed = {
-        given.name[: -len(".rename")]: given.s.decode() for given in operator.arg if given.name.endswith(".rename")
-    }
+    renamed = read_renames(operator)
 
     def current(link: Link) -> Link:
         return Link(renamed.get(link.inner, link.inner), renamed.get(link.outer, link.outer), link.offset)
@@ -352,6 +356,12 @@ def _name_by_content(step_net: caffe2_pb2.NetDef) -> str:
     # Without the RNN executor, step workspaces keep the nets that they have run, and know them by name.
     operators = caffe2_pb2.NetDef(op=step_net.op).SerializeToString()
     return "{}_{:08x}".format(CONTENT.sub("", step_net.name), zlib.crc32(operators))
+
+
+def read_renames(operator: caffe2_pb2.OperatorDef) -> Dict[str, str]:
+    """The blobs that a gradient operator calls by other names than the forward operator says."""
+    ending = ".rename"
+    return {given.name[: -len(ending)]: given.s.decode() for given in operator.arg if given.name.endswith(ending)}
 
 
 def read_links(operator: caffe2_pb2.OperatorDef, prefix: str) -> List[Link]:

@@ -70,11 +70,6 @@ def retrieve_step_blobs(net: core.Net, prefix: str = "rnn") -> List[bytes]:
     return found
 
 
-def has_backward_step(loop: Loop) -> bool:
-    # A net that Caffe2 has cut out of a training net has the argument, emptied.
-    return any(given.name == "backward_step_net" and (given.HasField("n") or given.s) for given in loop.forward.arg)
-
-
 def has_run(loop: Loop) -> bool:
     """Whether a run came to its end, where the engine sizes the outputs by the states.
 
@@ -128,7 +123,7 @@ def _read(net: Any, prefix: Any) -> List[Loop]:
 def _check_no_workspace_is_empty(loop: Loop, problems: Problems) -> None:
     # The engine crashes where it copies a workspace that no step has had.
     workspaces = workspaces_in_turn(bool(integer(loop.forward, "enable_rnn_executor", 0)))
-    if not has_backward_step(loop) and steps_of_last_run(loop) < workspaces:
+    if not loop.has_backward_step and steps_of_last_run(loop) < workspaces:
         problems.add(
             "loop '{}' is forward only, and ran fewer steps ({}) than it has workspaces ({}): the engine cannot copy "
             "what they keep; run it over a longer sequence, or build it without forward_only",

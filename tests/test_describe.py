@@ -691,3 +691,17 @@ def test_shapes_of_blobs_that_are_not_there():
     assert str(caught.value) == (
         "describe: shapes has 'H0', which no operator reads or writes; the loops read 'x', 'h0', 'w', 'b'"
     )
+
+
+def test_a_backward_step_that_was_emptied_is_none():
+    """As Caffe2 leaves it in a net that it has cut out of a training net; the engine then runs forward only."""
+    step = core.Net("step")
+    x_t, h_prev = step.AddExternalInputs("x_t", "h_prev")
+    step.AddExternalOutput(step.Tanh(step.Sum([x_t, h_prev], "z"), "h_t"))
+    net = core.Net("net")
+    recurrent_net(net, step, [(x_t, "x")], [(h_prev, "h0")], {h_prev: "h_t"})
+    (operator,) = support.operators(net)
+    support.argument(operator, "backward_step_net").ClearField("n")
+    (loop,) = describe(net, {"x": (9, 2, 4), "h0": (2, 4)}).loops
+    assert loop.structure.backward is None
+    assert loop.memory.workspaces == 4

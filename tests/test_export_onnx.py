@@ -528,7 +528,7 @@ def test_arguments_of_the_wrong_type():
         "export_onnx",
         "net must be a ModelHelper, a core.Net or a NetDef; got 'net' of type str",
         "scope must be a string; got None of type NoneType",
-        "path must be a string or a path; got 3 of type int",
+        "path must be a string or a pathlib.Path; got 3 of type int",
     )
 
 

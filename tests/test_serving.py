@@ -626,10 +626,10 @@ def test_operators_in_training_mode():
 
 
 def test_wrong_types():
-    assert refused(TypeError, None, "x", [3, b"y"]) == listed(
+    assert refused(TypeError, None, 5, [3, b"y"]) == listed(
         "prediction_net",
         "model_or_net must be a ModelHelper, a core.Net or a NetDef; got None of type NoneType",
-        "inputs must be a list of blobs; got 'x' of type str",
+        "inputs must be a blob or a list of blobs; got 5 of type int",
         "outputs takes blobs or their names; got 3 of type int",
         "outputs takes blobs or their names; got b'y' of type bytes",
     )
@@ -787,7 +787,7 @@ def test_wrong_types_for_a_file(tmp_path):
         save_predictor(3, "meta")
     assert str(caught.value) == listed(
         "save_predictor",
-        "path must be the name of a file; got 3 of type int",
+        "path must be a string or a pathlib.Path; got 3 of type int",
         "meta must be a PredictorExportMeta; got 'meta' of type str",
     )
     plan = predictor_exporter.PredictorExportMeta(predict_net=core.Plan("plan"), parameters=[], inputs=[], outputs=[])

@@ -501,6 +501,6 @@ def test_wrong_types():
     )
     assert refused(TypeError, net, ["a", 3, b"c"]) == listed(
         "step_values",
-        "blobs takes blobs of the step net or their names; got 3 of type int",
-        "blobs takes blobs of the step net or their names; got b'c' of type bytes",
+        "blobs takes blobs or their names; got 3 of type int",
+        "blobs takes blobs or their names; got b'c' of type bytes",
     )

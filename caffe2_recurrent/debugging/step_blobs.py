@@ -10,7 +10,7 @@ from caffe2.python import core, workspace
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.problems import Problems
-from caffe2_recurrent.step_workspaces import has_backward_step, has_run, retrieve_step_blobs, steps_of_last_run
+from caffe2_recurrent.step_workspaces import has_run, retrieve_step_blobs, steps_of_last_run
 
 
 class StepBlobs(NamedTuple):
@@ -47,7 +47,7 @@ def step_blobs(caller: str, loop: Loop) -> Iterator[StepBlobs]:
     Raises `ValueError`, in the name of `caller`, if the loop has not run or its steps keep nothing.
     """
     problems = Problems(caller)
-    if not has_backward_step(loop):
+    if not loop.has_backward_step:
         problems.add(
             "loop '{}' is forward only: its steps take turns in a few workspaces, and overwrite what the ones before "
             "have computed; build it without forward_only to look into its steps",

@@ -6,20 +6,21 @@ What no step keeps for itself is refused, with the reason: a number that looks l
 would be worse than none.
 """
 
-from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Union
+from typing import Dict, FrozenSet, Iterable, List, Optional, Union
 
 import numpy as np
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
-from caffe2_recurrent.arguments import Blob, is_blob
+from caffe2_recurrent.arguments import Blob, is_blob, read_blobs
 from caffe2_recurrent.debugging.chosen_loop import AnyLoop, choose_loop
 from caffe2_recurrent.debugging.step_blobs import StepBlobs, step_blobs
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.nets import AnyNet
-from caffe2_recurrent.problems import Problems, given, names
+from caffe2_recurrent.problems import Problems, names
 
 CALLER = "step_values"
+WANTED = "a blob of the step net, a list of them, or None for all"
 
 
 def step_values(
@@ -47,7 +48,7 @@ def step_values(
     Source: caffe2/operators/rnn/recurrent_network_blob_fetcher_op.h.
     """
     types, values = Problems(CALLER), Problems(CALLER)
-    wanted = _read_blobs(blobs, types)
+    wanted = None if blobs is None else read_blobs("blobs", blobs, types, WANTED)
     types.raise_if_any(TypeError)
     chosen = choose_loop(CALLER, net, loop)
     with step_blobs(CALLER, chosen) as steps:
@@ -61,21 +62,6 @@ def step_values(
         values.raise_if_any()
         arrays = {blob: np.stack(steps.arrays(name)) for blob, name in inner.items()}
     return arrays[str(blobs)] if is_blob(blobs) else arrays
-
-
-def _read_blobs(blobs: Any, types: Problems) -> Optional[List[str]]:
-    if blobs is None:
-        return None
-    if is_blob(blobs):
-        return [str(blobs)]
-    if isinstance(blobs, (bytes, dict)) or not isinstance(blobs, Iterable):
-        types.add("blobs must be a blob of the step net, a list of them, or None for all; got {}", given(blobs))
-        return []
-    listed = list(blobs)
-    for blob in listed:
-        if not is_blob(blob):
-            types.add("blobs takes blobs of the step net or their names; got {}", given(blob))
-    return [str(blob) for blob in listed]
 
 
 class _Reader:

@@ -1,7 +1,7 @@
 """An LSTM of a net written as an ONNX model."""
 
 import os
-from typing import Any, Dict, Mapping, Union
+from typing import Dict, Mapping, Union
 
 import numpy as np
 from caffe2.python import workspace
@@ -16,7 +16,7 @@ from caffe2_recurrent.exchange.lstm_in_net import LSTMInNet, find_one
 from caffe2_recurrent.exchange.onnx_graph import require_onnx
 from caffe2_recurrent.exchange.onnx_lstm import InitialState, lstm_model
 from caffe2_recurrent.nets import AnyNet, read_net
-from caffe2_recurrent.problems import Problems, given
+from caffe2_recurrent.problems import Problems
 
 # What LSTM calls initial states that are its parameters.
 OWN_STATES = ("initial_hidden_state", "initial_cell_state")
@@ -56,7 +56,7 @@ def export_onnx(path: Union[str, "os.PathLike[str]"], net: AnyNet, scope: str) -
     """
     checks = Checks("export_onnx")
     proto, scope = read_net("net", net, checks.types), checks.scope(scope)
-    _check_path(path, checks)
+    file = files.read_path(path, checks.types)
     checks.done()
     assert proto is not None
     onnx = require_onnx("export_onnx")
@@ -67,7 +67,7 @@ def export_onnx(path: Union[str, "os.PathLike[str]"], net: AnyNet, scope: str) -
     _check_states(lstm, weights, states, checks.values)
     checks.done()
     initial = {blob: InitialState(array, stored=_is_parameter(blob, net)) for blob, array in states.items()}
-    files.write_bytes(os.fspath(path), lstm_model(onnx, scope, lstm, weights, initial).SerializeToString())
+    files.write_bytes(file, lstm_model(onnx, scope, lstm, weights, initial).SerializeToString())
 
 
 def _fetch_states(lstm: LSTMInNet, problems: Problems) -> Dict[str, np.ndarray]:
@@ -94,8 +94,3 @@ def _check_states(lstm: LSTMInNet, weights: LSTMWeights, states: Mapping[str, np
 
 def _is_parameter(blob: str, net: AnyNet) -> bool:
     return blob in net.params if isinstance(net, ModelHelper) else blob.split("/")[-1] in OWN_STATES
-
-
-def _check_path(path: Any, checks: Checks) -> None:
-    if not isinstance(path, (str, os.PathLike)):
-        checks.types.add("path must be a string or a path; got {}", given(path))

@@ -1,19 +1,18 @@
 """`gradcheck`: the gradients of a net beside numerical ones, element by element."""
 
-import collections.abc
 from typing import Any, List, Mapping, Optional, Sequence, Union
 
 import numpy as np
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.arguments import Blob, is_blob
+from caffe2_recurrent.arguments import Blob, read_blobs
 from caffe2_recurrent.nets import AnyNet, init_net_of, read_net
 from caffe2_recurrent.numerical_check.comparison import compare
 from caffe2_recurrent.numerical_check.report import GradientReport
 from caffe2_recurrent.numerical_check.roles import read_inputs
 from caffe2_recurrent.numerical_check.settings import Settings, check_settings
 from caffe2_recurrent.numerical_check.values import WORKSPACE, find_values, read_values
-from caffe2_recurrent.problems import Problems, given, names
+from caffe2_recurrent.problems import Problems, names
 from caffe2_recurrent.scratch_workspace import scratch_workspace
 
 
@@ -68,8 +67,8 @@ def gradcheck(
     """
     types, problems = Problems("gradcheck"), Problems("gradcheck")
     proto = read_net("model_or_net", model_or_net, types)
-    wanted_outputs = _read_blobs("outputs", outputs, types)
-    wanted_blobs = None if blobs is None else _read_blobs("blobs", blobs, types)
+    wanted_outputs = read_blobs("outputs", outputs, types)
+    wanted_blobs = None if blobs is None else read_blobs("blobs", blobs, types)
     given_values = read_values(values, types)
     settings = Settings(rtol, atol, step, most_elements, seed)
     check_settings(settings, types, problems)
@@ -85,18 +84,6 @@ def gradcheck(
     if not report.passes:
         raise GradientsDiffer(report)
     return report
-
-
-def _read_blobs(role: str, value: Any, types: Problems) -> List[str]:
-    listed = [value] if is_blob(value) else value
-    if not isinstance(listed, collections.abc.Iterable) or isinstance(listed, bytes):
-        types.add("{} must be a blob or a list of blobs; got {}", role, given(value))
-        return []
-    blobs = list(listed)
-    for blob in blobs:
-        if not is_blob(blob):
-            types.add("{} takes blobs or their names; got {}", role, given(blob))
-    return [str(blob) for blob in blobs]
 
 
 def _check_outputs(net: caffe2_pb2.NetDef, outputs: Sequence[str], problems: Problems) -> None:

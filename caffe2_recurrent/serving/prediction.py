@@ -8,19 +8,19 @@ what stands behind, as the copies of last states into initial ones. This goes by
 """
 
 import collections
-from typing import Any, Iterable, Iterator, List, NamedTuple, Sequence
+from typing import Iterable, Iterator, List, NamedTuple, Sequence, Union
 
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
-from caffe2_recurrent.arguments import Blob, is_blob
+from caffe2_recurrent.arguments import Blob, read_blobs
 from caffe2_recurrent.gradient_maker import OPERATOR
 from caffe2_recurrent.loop import BACKWARD
 from caffe2_recurrent.nets import AnyNet, read_net
 from caffe2_recurrent.operator_arguments import integer, remove_arguments
 from caffe2_recurrent.operator_arguments import net as net_argument
 from caffe2_recurrent.operators import copied
-from caffe2_recurrent.problems import Problems, given, names
+from caffe2_recurrent.problems import Problems, names
 from caffe2_recurrent.serving.dependencies import Access, accesses_of, from_outside, needed_for, outside_of_gradients
 from caffe2_recurrent.wiring import link_arguments
 
@@ -37,7 +37,11 @@ class Prediction(NamedTuple):
     parameters: List[core.BlobReference]
 
 
-def prediction_net(model_or_net: AnyNet, inputs: Iterable[Blob], outputs: Iterable[Blob]) -> Prediction:
+def prediction_net(
+    model_or_net: AnyNet,
+    inputs: Union[Blob, Iterable[Blob]],
+    outputs: Union[Blob, Iterable[Blob]],
+) -> Prediction:
     """Cut out of a net what computes `outputs` from `inputs`, without gradients; the net itself stays as it is.
 
     Its loops are forward only: they have two or four step workspaces, whatever the number of steps. What the net writes
@@ -45,9 +49,9 @@ def prediction_net(model_or_net: AnyNet, inputs: Iterable[Blob], outputs: Iterab
 
     Args:
         model_or_net: a `ModelHelper`, a `core.Net` or a `NetDef`; with gradient operators or without, optimised or not.
-        inputs: the blobs that are fed before each run, even if the net could compute them. A string means the name as
-            written, or else the one under the current `NameScope`.
-        outputs: the blobs that are wanted.
+        inputs: the blob or blobs that are fed before each run, even if the net could compute them. A string means the
+            name as written, or else the one under the current `NameScope`.
+        outputs: the blob or blobs that are wanted.
 
     Returns:
         The net and its parameters: all blobs that it reads and does not compute, but for the inputs. These are weights
@@ -60,8 +64,8 @@ def prediction_net(model_or_net: AnyNet, inputs: Iterable[Blob], outputs: Iterab
     """
     types, values = Problems("prediction_net"), Problems("prediction_net")
     proto = read_net("model_or_net", model_or_net, types)
-    fed = _blob_names("inputs", inputs, types)
-    wanted = _blob_names("outputs", outputs, types)
+    fed = read_blobs("inputs", inputs, types)
+    wanted = read_blobs("outputs", outputs, types)
     types.raise_if_any(TypeError)
     assert proto is not None
     accesses = accesses_of(outside_of_gradients(proto))
@@ -83,17 +87,6 @@ def prediction_net(model_or_net: AnyNet, inputs: Iterable[Blob], outputs: Iterab
     net.Proto().external_input.extend([*fed, *parameters])
     net.Proto().external_output.extend(wanted)
     return Prediction(net, [core.BlobReference(blob) for blob in parameters])
-
-
-def _blob_names(role: str, value: Any, types: Problems) -> List[str]:
-    if is_blob(value) or isinstance(value, bytes) or not isinstance(value, Iterable):
-        types.add("{} must be a list of blobs; got {}", role, given(value))
-        return []
-    blobs = list(value)
-    for blob in blobs:
-        if not is_blob(blob):
-            types.add("{} takes blobs or their names; got {}", role, given(blob))
-    return [str(blob) for blob in blobs]
 
 
 def _as_known_there(blobs: Sequence[str], accesses: Sequence[Access]) -> List[str]:

@@ -9,7 +9,7 @@ from caffe2.python import workspace
 from caffe2.python.predictor import predictor_exporter
 from caffe2.python.predictor_constants import predictor_constants
 
-from caffe2_recurrent.files import replacing
+from caffe2_recurrent.files import read_path, replacing
 from caffe2_recurrent.problems import Problems, given, names
 from caffe2_recurrent.serving.dependencies import accesses_of, from_outside
 
@@ -32,19 +32,18 @@ def save_predictor(path: Union[str, "os.PathLike[str]"], meta: predictor_exporte
         OSError, RuntimeError: the file cannot be written.
     """
     types, values = Problems("save_predictor"), Problems("save_predictor")
-    _check_types(path, meta, types)
+    file = read_path(path, types)
+    _check_meta_types(meta, types)
     types.raise_if_any(TypeError)
     _check_meta(meta, values)
     values.raise_if_any()
-    with replacing(os.fspath(path)) as part, _blobs_of_the_exporter_removed():
+    with replacing(file) as part, _blobs_of_the_exporter_removed():
         # Python's errors name the file; the engine's do not.
         open(part, "wb").close()
         predictor_exporter.save_to_db("minidb", part, meta)
 
 
-def _check_types(path: Any, meta: Any, types: Problems) -> None:
-    if not isinstance(path, (str, os.PathLike)):
-        types.add("path must be the name of a file; got {}", given(path))
+def _check_meta_types(meta: Any, types: Problems) -> None:
     if not isinstance(meta, predictor_exporter.PredictorExportMeta):
         types.add("meta must be a PredictorExportMeta; got {}", given(meta))
     elif not isinstance(meta.predict_net, caffe2_pb2.NetDef):

@@ -6,7 +6,7 @@ from typing import Any, List, Mapping, Optional, Sequence, Union
 from caffe2.python import core
 
 from caffe2_recurrent.arguments import Blob, read_flag
-from caffe2_recurrent.files import write_bytes
+from caffe2_recurrent.files import read_path, write_bytes
 from caffe2_recurrent.problems import Problems, given
 from caffe2_recurrent.viewing.dot import LANDSCAPE, PORTRAIT, Page, dot_text, likely_page
 from caffe2_recurrent.viewing.graph import Graph
@@ -67,11 +67,8 @@ def draw(
 
 
 def _file(path: Any, types: Problems, values: Problems) -> str:
-    if not isinstance(path, (str, os.PathLike)) or isinstance(os.fspath(path), bytes):
-        types.add("path must be a string or a pathlib.Path; got {}", given(path))
-        return ""
-    file = os.fspath(path)
-    if _ending(file) not in (*RENDERED, *TEXT):
+    file = read_path(path, types)
+    if file and _ending(file) not in (*RENDERED, *TEXT):
         values.add("path must end in {} or {}; got '{}'", ", ".join((*RENDERED, *TEXT[:-1])), TEXT[-1], file)
     return file
 

@@ -11,8 +11,8 @@ from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, POSITIONS, PYTHON_POSITIONS
-from caffe2_recurrent.loop import Loop, read_links
-from caffe2_recurrent.operator_arguments import argument, integer, integers, string, strings
+from caffe2_recurrent.loop import Loop, read_links, read_renames
+from caffe2_recurrent.operator_arguments import integer, integers, string, strings
 from caffe2_recurrent.operator_arguments import net as net_argument
 from caffe2_recurrent.operators import gradient_name
 from caffe2_recurrent.wiring import Alias, own_prefix
@@ -235,7 +235,7 @@ def _gradients_of_initial(loop: Loop) -> Dict[int, str]:
     """The gradients of the initial values, by the position of the state."""
     if loop.gradient is not None:
         return dict(enumerate(loop.gradient.initial))
-    if argument(loop.forward, "backward_step_net") is None:
+    if not loop.has_backward_step:
         return {}
     return {position: gradient_name(state.outer_initial) for position, state in enumerate(loop.states)}
 
@@ -244,8 +244,8 @@ def _backward(loop: Loop) -> Optional[Backward]:
     gradient = loop.gradient
     if gradient is not None:
         operator, net, operators = gradient.operator, gradient.net, gradient.operators
-        renamed = _renamed(operator)
-    elif argument(loop.forward, "backward_step_net") is not None:
+        renamed = read_renames(operator)
+    elif loop.has_backward_step:
         operator, net = loop.forward, net_argument(loop.forward, "backward_step_net")
         operators, renamed = list(net.op), {}
     else:
@@ -262,11 +262,6 @@ def _backward(loop: Loop) -> Optional[Backward]:
         executor=_executor(operator),
         in_net=operator.type == GRADIENT_OPERATOR,
     )
-
-
-def _renamed(operator: caffe2_pb2.OperatorDef) -> Dict[str, str]:
-    ending = ".rename"
-    return {given.name[: -len(ending)]: given.s.decode() for given in operator.arg if given.name.endswith(ending)}
 
 
 def _gradient_of_sequence(loop: Loop, sequence: View, backward: Optional[Backward]) -> Optional[str]:
@@ -321,7 +316,7 @@ def _outputs(loop: Loop) -> Iterable[Output]:
     if loop.gradient is not None:
         receiving = integers(loop.gradient.operator, POSITIONS)
         gradients = dict(zip(receiving, loop.gradient.incoming))
-    elif argument(loop.forward, "backward_step_net") is not None:
+    elif loop.has_backward_step:
         receiving = _wanted(loop.forward)
     aliases: Dict[str, Alias] = {alias.outer_output: alias for alias in loop.aliases}
     for position, outer in enumerate(loop.outputs):
