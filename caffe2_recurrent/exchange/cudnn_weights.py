@@ -80,6 +80,8 @@ def lstm_from_cudnn(net: AnyNet, scope: str, flat: np.ndarray) -> None:
         TypeError: all arguments that are of the wrong type.
         ValueError: no such LSTM in the net, blobs that are not in the workspace, a size that does not fit. Nothing has
             been written then.
+
+    Source: as for `lstm_to_cudnn`.
     """
     checks = Checks("lstm_from_cudnn")
     proto, scope = read_net("net", net, checks.types), checks.scope(scope)

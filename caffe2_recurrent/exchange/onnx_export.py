@@ -52,7 +52,7 @@ def export_onnx(path: Union[str, "os.PathLike[str]"], net: AnyNet, scope: str) -
         ValueError: no such LSTM in the net, or several; blobs that are missing or do not fit; all of them.
         OSError: the file cannot be written. Whatever fails, a file that was there is as it was.
 
-    The model needs opset 14.
+    The model needs opset 14. Source of the layout: the operator LSTM of ONNX, version 14.
     """
     checks = Checks("export_onnx")
     proto, scope = read_net("net", net, checks.types), checks.scope(scope)

@@ -53,6 +53,8 @@ def lstm_to_torch(net: AnyNet, scope: str, prefix: str = "") -> Dict[str, np.nda
     Raises:
         TypeError: all arguments that are of the wrong type.
         ValueError: no such LSTM in the net, blobs that are missing or do not fit, layers of several sizes; all of them.
+
+    Source of the layout: the attributes of `torch.nn.LSTM`, and LSTMUnit in caffe2/operators/lstm_unit_op.h.
     """
     checks = Checks("lstm_to_torch")
     proto, scope = read_net("net", net, checks.types), checks.scope(scope)
@@ -91,6 +93,8 @@ def lstm_from_torch(net: AnyNet, scope: str, state: Any, prefix: str = "") -> No
         TypeError: all arguments that are of the wrong type.
         ValueError: no such LSTM in the net; names that are missing or unknown, shapes that do not fit, blobs that are
             not in the workspace, all of them. Nothing has been written then.
+
+    Source: as for `lstm_to_torch`.
     """
     checks = Checks("lstm_from_torch")
     proto, scope = read_net("net", net, checks.types), checks.scope(scope)

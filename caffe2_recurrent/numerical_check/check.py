@@ -64,6 +64,8 @@ def gradcheck(
         GradientsDiffer: an `AssertionError` with the report as its text.
         TypeError, ValueError: all that is wrong with the arguments, inputs without a value, a net whose outputs
             change from run to run, gradients that `check_gradients` finds lost.
+
+    Source of the two step sizes: Richardson's extrapolation of central differences, as in slopes.py.
     """
     types, problems = Problems("gradcheck"), Problems("gradcheck")
     proto = read_net("model_or_net", model_or_net, types)

@@ -47,6 +47,8 @@ def optimize(
 
     Raises:
         TypeError, ValueError: all that is wrong with the arguments; the net is as it was.
+
+    Source of what loops may do: RecurrentNetworkOp in caffe2/operators/rnn/recurrent_network_op.h.
     """
     problems = Problems("optimize")
     proto = read_net("model_or_net", model_or_net, problems)

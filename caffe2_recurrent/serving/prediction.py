@@ -61,6 +61,8 @@ def prediction_net(
         TypeError: all arguments that are of the wrong type.
         ValueError: outputs that the net does not compute or that are parameters of it, inputs on which they do not
             depend, operators in training mode: all of them.
+
+    Source of what a forward-only loop keeps: RecurrentNetworkOp in caffe2/operators/rnn/recurrent_network_op.h.
     """
     types, values = Problems("prediction_net"), Problems("prediction_net")
     proto = read_net("model_or_net", model_or_net, types)

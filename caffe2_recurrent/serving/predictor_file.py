@@ -30,6 +30,8 @@ def save_predictor(path: Union[str, "os.PathLike[str]"], meta: predictor_exporte
         ValueError: blobs that the net reads and that are neither inputs nor parameters, parameters that the workspace
             does not have, outputs that the net does not compute, inputs and outputs without a shape: all of them.
         OSError, RuntimeError: the file cannot be written.
+
+    Source: `save_to_db` in caffe2/python/predictor/predictor_exporter.py.
     """
     types, values = Problems("save_predictor"), Problems("save_predictor")
     file = read_path(path, types)

@@ -51,6 +51,8 @@ def draw(
         TypeError, ValueError: all that is wrong with the arguments.
         ImportError: the package graphviz is missing.
         RuntimeError: its program `dot` is missing. In all cases the file is as it was.
+
+    Source of links and slices: RecurrentNetworkOp in caffe2/operators/rnn/recurrent_network_op.h.
     """
     types, values = Problems("draw"), Problems("draw")
     file = _file(path, types, values)
