@@ -625,9 +625,11 @@ def test_an_ending_that_says_nothing(tmp_path, name):
 @pytest.mark.parametrize("loop", [2, -1, "gates", "lstm/layer_1/gates_t"], ids=repr)
 def test_a_loop_that_is_not_there(tmp_path, loop):
     model, _, _ = layers()
+    shown = loop if isinstance(loop, int) else "with the output '{}'".format(loop)
     assert refused(ValueError, tmp_path, model, path=tmp_path / "net.dot", loop=loop) == (
-        "draw: there is no loop {!r}; the loops, each by its first output, are 0 'lstm/layer_0/hidden_t_all', "
-        "1 'lstm/layer_1/hidden_t_all'".format(loop)
+        "draw: net '{}' has no loop {}; it has 0 ('lstm/layer_0/hidden_t_all'), 1 ('lstm/layer_1/hidden_t_all')".format(
+            model.net.Name(), shown
+        )
     )
 
 
@@ -637,7 +639,7 @@ def test_all_wrong_types(tmp_path):
         "draw",
         "path must be a string or a pathlib.Path; got 3 of type int",
         "backward must be True or False; got 'no' of type str",
-        "loop must be the number of a loop or one of its outputs; got 1.5 of type float",
+        "loop must be a position, an output of the loop, or None; got 1.5 of type float",
         "net_or_op must be a ModelHelper, a core.Net, a NetDef or an OperatorDef; got 'net' of type str",
         "shapes must map blobs to their dimensions, like {'x': (20, 128, 40)}; got [] of type list",
     )
@@ -647,11 +649,11 @@ def test_all_wrong_types(tmp_path):
 
 def test_all_wrong_values(tmp_path):
     text = refused(ValueError, tmp_path, path="x.txt", loop=7, shapes={"y": (3,)})
-    assert text == listed(
+    assert re.sub("net '[^']*'", "net 'N'", text) == listed(
         "draw",
         "path must end in .svg, .png, .pdf, .dot or .gv; got 'x.txt'",
         "shapes has 'y', which no operator reads or writes; the loops read 'x', 'h0', 'w', 'b'",
-        "there is no loop 7; the loops, each by its first output, are 0 'h_t_all'",
+        "net 'N' has no loop 7; it has 0 ('h_t_all')",
     )
 
 

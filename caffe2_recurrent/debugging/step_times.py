@@ -17,7 +17,7 @@ import numpy as np
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.arguments import is_integer
-from caffe2_recurrent.debugging.chosen_loop import AnyLoop, choose_loop
+from caffe2_recurrent.chosen_loop import AnyLoop, choose_loop
 from caffe2_recurrent.debugging.time_table import STEPS, LoopTime, OperatorTime, StepTimes
 from caffe2_recurrent.debugging.timed_loop import Run, copied_blobs, loop_operators, timed_runs
 from caffe2_recurrent.loop import Loop

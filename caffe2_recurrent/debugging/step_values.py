@@ -13,7 +13,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
 from caffe2_recurrent.arguments import Blob, is_blob, read_blobs
-from caffe2_recurrent.debugging.chosen_loop import AnyLoop, choose_loop
+from caffe2_recurrent.chosen_loop import AnyLoop, choose_loop
 from caffe2_recurrent.debugging.step_blobs import StepBlobs, step_blobs
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.nets import AnyNet

@@ -3,11 +3,10 @@
 import os
 from typing import Any, List, Mapping, Optional, Sequence, Union
 
-from caffe2.python import core
-
 from caffe2_recurrent.arguments import Blob, read_flag
+from caffe2_recurrent.chosen_loop import AnyLoop, check_loop, find_loop
 from caffe2_recurrent.files import read_path, write_bytes
-from caffe2_recurrent.problems import Problems, given
+from caffe2_recurrent.problems import Problems
 from caffe2_recurrent.viewing.dot import LANDSCAPE, PORTRAIT, Page, dot_text, likely_page
 from caffe2_recurrent.viewing.graph import Graph
 from caffe2_recurrent.viewing.loop_graph import loop_graph
@@ -23,7 +22,7 @@ WITHOUT_GRAPHVIZ = "a path that ends in .dot or .gv is written without it"
 def draw(
     net_or_op: NetOrOperator,
     path: Union[str, "os.PathLike[str]"],
-    loop: Union[int, Blob, None] = None,
+    loop: AnyLoop = None,
     shapes: Optional[Mapping[Blob, Sequence[int]]] = None,
     backward: bool = True,
 ) -> str:
@@ -57,8 +56,7 @@ def draw(
     types, values = Problems("draw"), Problems("draw")
     file = _file(path, types, values)
     backward = read_flag("backward", backward, types)
-    if loop is not None and (isinstance(loop, bool) or not isinstance(loop, (int, str, core.BlobReference))):
-        types.add("loop must be the number of a loop or one of its outputs; got {}", given(loop))
+    check_loop(loop, types)
     source = read_source(net_or_op, shapes, types, values)
     loops = _chosen(source, loop, values)
     values.raise_if_any()
@@ -79,18 +77,12 @@ def _ending(file: str) -> str:
     return os.path.splitext(file)[1].lower()
 
 
-def _chosen(source: Source, loop: Union[int, Blob, None], values: Problems) -> List[SeenLoop]:
+def _chosen(source: Source, loop: AnyLoop, values: Problems) -> List[SeenLoop]:
     loops = list(source.loops)
     if loop is None or not loops:
         return loops
-    if isinstance(loop, int):
-        found = loops[loop : loop + 1] if loop >= 0 else []
-    else:
-        found = [seen for seen in loops if str(loop) in seen.structure.outer_outputs]
-    if not found:
-        listed = ", ".join("{} '{}'".format(number, seen.structure.name) for number, seen in enumerate(loops))
-        values.add("there is no loop {}; the loops, each by its first output, are {}", repr(loop), listed)
-    return found
+    position = find_loop(source.name, [seen.structure.outer_outputs for seen in loops], loop, values)
+    return [] if position is None else [loops[position]]
 
 
 def _rendered(graph: Graph, ending: str) -> bytes:

@@ -1,0 +1,56 @@
+"""Which loop of a net a caller means."""
+
+from typing import Any, Optional, Sequence, Union
+
+from caffe2_recurrent.arguments import Blob, is_blob, is_integer, outer_name
+from caffe2_recurrent.loop import Loop, read_loops
+from caffe2_recurrent.nets import read_net
+from caffe2_recurrent.problems import Problems, given
+
+AnyLoop = Union[None, int, Blob]
+
+
+def choose_loop(caller: str, net: Any, loop: Any) -> Loop:
+    """The loop of `net` at position `loop`, with the output `loop`, or, if that is None, the only one.
+
+    Raises `TypeError` and `ValueError`, in the name of `caller`.
+    """
+    types, values = Problems(caller), Problems(caller)
+    proto = read_net("net", net, types)
+    check_loop(loop, types)
+    types.raise_if_any(TypeError)
+    assert proto is not None
+    loops = list(read_loops(proto).values())
+    outputs = [found.outputs for found in loops]
+    position: Optional[int] = None
+    if not loops:
+        values.add("net '{}' has no loop: no RecurrentNetwork operator", proto.name)
+    elif loop is None and len(loops) > 1:
+        values.add("net '{}' has {} loops; say which one by loop=: {}", proto.name, len(loops), _listed(outputs))
+    else:
+        position = find_loop("net '{}'".format(proto.name), outputs, 0 if loop is None else loop, values)
+    values.raise_if_any()
+    assert position is not None
+    return loops[position]
+
+
+def check_loop(loop: Any, types: Problems) -> None:
+    if not (loop is None or is_integer(loop) or is_blob(loop)):
+        types.add("loop must be a position, an output of the loop, or None; got {}", given(loop))
+
+
+def find_loop(name: str, outputs: Sequence[Sequence[str]], loop: Union[int, Blob], values: Problems) -> Optional[int]:
+    """Which of the loops with these `outputs` is at position `loop` or has the output `loop`; notes if none is."""
+    if is_integer(loop):
+        found = [position for position in range(len(outputs)) if position == loop]
+    else:
+        wanted = (str(loop), outer_name(loop))
+        found = [position for blob in wanted for position, blobs in enumerate(outputs) if blob in blobs]
+    if not found:
+        shown = str(loop) if is_integer(loop) else "with the output '{}'".format(loop)
+        values.add("{} has no loop {}; it has {}", name, shown, _listed(outputs))
+    return found[0] if found else None
+
+
+def _listed(outputs: Sequence[Sequence[str]]) -> str:
+    return ", ".join("{} ('{}')".format(position, blobs[0]) for position, blobs in enumerate(outputs))
