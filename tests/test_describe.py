@@ -218,15 +218,7 @@ def test_arguments_of_operators():
 
 
 def test_windows_and_longer_initial_values():
-    """As for a convolution over time: the step sees two values of its state, of which two come before step 0."""
-    step = core.Net("step")
-    x_t, h_prev = step.AddExternalInputs("x_t", "h_prev")
-    step.AddExternalOutput(step.Add([step.ReduceSum(h_prev, "both", axes=[0]), x_t], "h_t"))
-    net = core.Net("net")
-    recurrent_net(net, step, [(x_t, "x")], [(h_prev, "h0")], {h_prev: "h_t"}, forward_only=True)
-    (operator,) = support.operators(net)
-    support.argument(operator, "link_offset").ints[:] = [0, 2, 0]
-    operator.arg.add(name="link_window").ints.extend([2, 1, 1])
+    net = support.of_two_slices()
     shapes = {"x": (4, 2, 4), "h0": (2, 2, 4)}
     text = describe(net, shapes)
     assert support.section(text, "states") == [

@@ -18,7 +18,7 @@ from matplotlib.image import imread
 import cells
 import rewritten_loops
 import viewing_support as support
-from caffe2_recurrent import LSTM, draw, optimize, recurrent_net
+from caffe2_recurrent import LSTM, draw, optimize
 from caffe2_recurrent.problems import Problems
 from caffe2_recurrent.viewing.dot import FILL, LANDSCAPE, PORTRAIT, SIZE, dot_text, likely_page
 from caffe2_recurrent.viewing.graph import Cluster, Edge, Graph, Kind, Line, Node, Role
@@ -240,14 +240,7 @@ def test_layers():
 
 
 def test_a_longer_initial_value():
-    step = core.Net("step")
-    x_t, h_prev = step.AddExternalInputs("x_t", "h_prev")
-    step.AddExternalOutput(step.Add([step.ReduceSum(h_prev, "both", axes=[0]), x_t], "h_t"))
-    net = core.Net("net")
-    recurrent_net(net, step, [(x_t, "x")], [(h_prev, "h0")], {h_prev: "h_t"}, forward_only=True)
-    (operator,) = support.operators(net)
-    support.argument(operator, "link_offset").ints[:] = [0, 2, 0]
-    operator.arg.add(name="link_window").ints.extend([2, 1, 1])
+    net = support.of_two_slices()
     graph = graph_of(net, {"x": (4, 2, 4), "h0": (2, 2, 4)})
     assert small_print(graph)["outer: h0"] == "[:2], 2 x 2 x 4"
     assert small_print(graph)["step: h_prev"] == "[t:t + 2]"

@@ -86,3 +86,16 @@ def section(text, title, loop=0):
     found = re.search(r"^  {}.*\n((?:    .*\n?)*)".format(re.escape(title)), part, flags=re.MULTILINE)
     assert found, "no section '{}' in\n{}".format(title, part)
     return [line[4:] for line in found.group(1).splitlines()]
+
+
+def of_two_slices():
+    """The net of a step that sees two values of its state, as for a convolution over time; two come before step 0."""
+    step = core.Net("step")
+    x_t, h_prev = step.AddExternalInputs("x_t", "h_prev")
+    step.AddExternalOutput(step.Add([step.ReduceSum(h_prev, "both", axes=[0]), x_t], "h_t"))
+    net = core.Net("net")
+    recurrent_net(net, step, [(x_t, "x")], [(h_prev, "h0")], {h_prev: "h_t"}, forward_only=True)
+    (operator,) = operators(net)
+    argument(operator, "link_offset").ints[:] = [0, 2, 0]
+    operator.arg.add(name="link_window").ints.extend([2, 1, 1])
+    return net
