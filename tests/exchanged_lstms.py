@@ -160,3 +160,18 @@ def refused(kind, function, *arguments, **options):
     assert [model_snapshot(model) for model in models] == snapshots
     assert core.ScopedName("") == ""
     return str(caught.value)
+
+
+def assert_brought_back(before, forget_bias, dim):
+    """The blobs have the bits that they had; with a forget_bias, that gate of `i2h_b` has been rounded twice.
+
+    One rounding is that of the sum and one that of the difference.
+    """
+    for blob, value in before.items():
+        found = workspace.FetchBlob(blob)
+        changed = bits(found) != bits(value)
+        if forget_bias == 0 or not blob.endswith("i2h_b"):
+            assert not changed.any()
+        else:
+            assert not changed[:dim].any() and not changed[2 * dim :].any()
+            assert (np.abs(found - value) <= np.spacing(np.abs(value) + np.float32(abs(forget_bias)))).all()

@@ -20,7 +20,7 @@ from caffe2_recurrent import LSTM, GetLSTMParamNames, InitFromLSTMParams, cudnn_
 from caffe2_recurrent.cudnn import check_can_run
 from caffe2_recurrent.exchange import cudnn_weights
 from errors_support import listed
-from exchanged_lstms import DIRECTIONS, FORGET_BIAS, LAYERS, Stack, bits, gates, refused, weights
+from exchanged_lstms import DIRECTIONS, FORGET_BIAS, LAYERS, Stack, assert_brought_back, bits, gates, refused, weights
 from numpy_lstm import sigmoid
 
 pytestmark = pytest.mark.filterwarnings("ignore:cudnn_LSTM. this net can be built here but not run")
@@ -281,14 +281,7 @@ def test_there_and_back(layers, bidirectional, dim_in, dim, seed, forget_bias):
     for blob, value in before.items():
         workspace.FeedBlob(blob, np.zeros_like(value))
     lstm_from_cudnn(model, "lstm", flat)
-    for blob, value in before.items():
-        found = workspace.FetchBlob(blob)
-        changed = bits(found) != bits(value)
-        if forget_bias == 0 or not blob.endswith("i2h_b"):
-            assert not changed.any()
-        else:
-            assert not changed[:dim].any() and not changed[2 * dim :].any()
-            assert (np.abs(found - value) <= np.spacing(np.abs(value) + np.float32(abs(forget_bias)))).all()
+    assert_brought_back(before, forget_bias, dim)
     if forget_bias == 0:
         np.testing.assert_array_equal(bits(lstm_to_cudnn(model, "lstm")), bits(flat))
 

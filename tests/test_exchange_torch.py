@@ -21,7 +21,7 @@ from caffe2_recurrent.exchange import torch_weights
 from caffe2_recurrent.operator_arguments import argument
 from caffe2_recurrent.problems import names
 from errors_support import listed
-from exchanged_lstms import DIRECTIONS, FORGET_BIAS, LAYERS, Stack, bits, gates, refused, weights
+from exchanged_lstms import DIRECTIONS, FORGET_BIAS, LAYERS, Stack, assert_brought_back, bits, gates, refused, weights
 
 NAMES = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 LENGTHS = pytest.mark.parametrize("lengths", [None, [4, 2, 1]], ids=["full", "lengths"])
@@ -208,15 +208,7 @@ def test_there_and_back(layers, bidirectional, dim_in, dim, seed, forget_bias):
     for blob, value in before.items():
         workspace.FeedBlob(blob, np.zeros_like(value))
     lstm_from_torch(model, "lstm", state)
-    for blob, value in before.items():
-        found = workspace.FetchBlob(blob)
-        changed = bits(found) != bits(value)
-        if forget_bias == 0 or not blob.endswith("i2h_b"):
-            assert not changed.any()
-        else:
-            # One rounding of the sum and one of the difference.
-            assert not changed[:dim].any() and not changed[2 * dim :].any()
-            assert (np.abs(found - value) <= np.spacing(np.abs(value) + np.float32(abs(forget_bias)))).all()
+    assert_brought_back(before, forget_bias, dim)
 
 
 @LAYERS
