@@ -25,7 +25,7 @@ from caffe2_recurrent.gradient_maker import (
 )
 from caffe2_recurrent.operator_arguments import integers, remove_arguments, set_arguments, string, strings
 from caffe2_recurrent.operator_arguments import net as net_argument
-from caffe2_recurrent.operators import copied, new_operator
+from caffe2_recurrent.operators import copied, is_on_onednn, new_operator
 from caffe2_recurrent.wiring import STEP_NETS, Alias, Link, alias_arguments, link_arguments, own_prefix
 
 INITIAL = "initial_recurrent_state_ids"
@@ -91,8 +91,11 @@ class Loop:
 
     `operators` are those of the step, `gradient.operators` those of the backward step. `before` and
     `after_gradient` are operators of the outer net that run once, around the two. `overwritten` maps blobs of the step
-    to backward blobs of the same shape that may take their memory. `busy` are the outer blobs that other operators in
-    front of the gradient operator read or write.
+    to backward blobs of the same shape that may take their memory, `gradients_with_rows` are blobs of the backward step
+    known to be `[1, N, k]`. `around` are operators of the outer net, by their positions, that make a sequence of the
+    loop or continue from its gradient, each in a list of what takes its place. `laying_out` are those that an earlier
+    rewriting put there to lay out weights for oneDNN. `busy` are the outer blobs that other operators in front of the
+    gradient operator read or write.
     """
 
     name: str
@@ -112,6 +115,9 @@ class Loop:
     after_gradient: List[caffe2_pb2.OperatorDef] = field(default_factory=list)
     made: Dict[Any, str] = field(default_factory=dict)
     overwritten: Dict[str, str] = field(default_factory=dict)
+    gradients_with_rows: Set[str] = field(default_factory=set)
+    around: Dict[int, List[caffe2_pb2.OperatorDef]] = field(default_factory=dict)
+    laying_out: List[caffe2_pb2.OperatorDef] = field(default_factory=list)
     busy: Set[str] = field(default_factory=set)
 
     @property
@@ -255,7 +261,35 @@ def read_loops(net: caffe2_pb2.NetDef) -> Dict[int, Loop]:
             gradient = gradients.get(operator.output[-1])
             loops[position] = _read(operator, gradient, names)
             loops[position].busy = _touched(net, operator, gradient)
+            loops[position].around = _around(net, loops[position])
+            loops[position].laying_out = _laying_out(net, position)
     return loops
+
+
+def _around(net: caffe2_pb2.NetDef, loop: Loop) -> Dict[int, List[caffe2_pb2.OperatorDef]]:
+    """The products of `net` whose results are sequences of the loop, and the gradients of these."""
+    sequences = {link.outer for link in loop.links}
+    products = [operator for operator in net.op if operator.type == "FC" and sequences.issuperset(operator.output)]
+    sources = [operator.input[:2] for operator in products]
+    return {
+        position: [copied(operator)]
+        for position, operator in enumerate(net.op)
+        if operator in products or (operator.type == "FCGradient" and operator.input[:2] in sources)
+    }
+
+
+def _laying_out(net: caffe2_pb2.NetDef, position: int) -> List[caffe2_pb2.OperatorDef]:
+    """The operators in front of the loop at `position` that leave inputs of it, or of each other, with oneDNN."""
+    needed = set(net.op[position].input)
+    found: List[caffe2_pb2.OperatorDef] = []
+    for operator in reversed(net.op[:position]):
+        inside = net_argument(operator, "then_net").op if operator.type == "If" else []
+        # What ends in a copy back is a product.
+        stays_there = any(map(is_on_onednn, inside)) and all(other.type != "CopyIDEEPToCPU" for other in inside)
+        if stays_there and not needed.isdisjoint(operator.output):
+            found.insert(0, operator)
+            needed.update(operator.input)
+    return found
 
 
 def _touched(

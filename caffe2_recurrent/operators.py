@@ -26,6 +26,11 @@ def new_operator(
     return made
 
 
+def is_on_onednn(operator: caffe2_pb2.OperatorDef) -> bool:
+    """Whether the operator is one of oneDNN, which Caffe2 calls IDEEP, between tensors that are laid out its way."""
+    return bool(operator.device_option.device_type == caffe2_pb2.IDEEP)
+
+
 def operator_beside(
     kind: str, inputs: Sequence[str], outputs: Sequence[str], beside: caffe2_pb2.OperatorDef, **arguments: Any
 ) -> caffe2_pb2.OperatorDef:

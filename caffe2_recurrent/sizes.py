@@ -12,6 +12,7 @@ from caffe2.python import core, workspace
 from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR
 from caffe2_recurrent.loop import INITIAL, Loop
 from caffe2_recurrent.operator_arguments import integers, strings
+from caffe2_recurrent.operators import is_on_onednn
 from caffe2_recurrent.problems import Problems, given
 
 Shape = Tuple[int, ...]
@@ -109,7 +110,7 @@ def _through_loops(net: caffe2_pb2.NetDef, known: Mapping[str, Shape]) -> Dict[s
         if operator.type == OPERATOR:
             found.update(_inferred(before, found))
             found.update(loop_outputs(operator, found))
-        elif not operator.is_gradient_op and operator.type != GRADIENT_OPERATOR:
+        elif not operator.is_gradient_op and operator.type != GRADIENT_OPERATOR and not is_on_onednn(operator):
             before.append(operator)
     return found
 

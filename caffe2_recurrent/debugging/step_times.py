@@ -76,7 +76,7 @@ def step_times(net: AnyNet, loop: AnyLoop = None, runs: int = 10) -> StepTimes:
 
 def _is_on_a_gpu(loop: Loop) -> bool:
     operators = [loop.forward, *(operator for step in loop.steps for operator in step)]
-    return any(operator.device_option.device_type != caffe2_pb2.CPU for operator in operators)
+    return any(operator.device_option.device_type not in (caffe2_pb2.CPU, caffe2_pb2.IDEEP) for operator in operators)
 
 
 def _operator_times(loop: Loop, runs: Sequence[Run]) -> Tuple[OperatorTime, ...]:

@@ -51,7 +51,9 @@ def copied_blobs(loop: Loop, problems: Problems) -> Blobs:
     if loop.gradient is not None:
         # The engine wants to find the gradients of further sequences, in their size.
         made.difference_update(loop.gradient.others)
-    read = [blob for operator in operators for blob in operator.input] + sorted(loop.references)
+    # What is laid out for oneDNN cannot be copied, but laid out again.
+    made.update(blob for operator in loop.laying_out for blob in operator.output)
+    read = [blob for operator in [*loop.laying_out, *operators] for blob in operator.input] + sorted(loop.references)
     wanted = [blob for blob in dict.fromkeys(read) if blob not in made]
     missing = [blob for blob in wanted if not workspace.HasBlob(blob)]
     if missing:
@@ -71,8 +73,11 @@ def timed_runs(loop: Loop, blobs: Blobs, runs: int) -> List[Run]:
     with scratch_workspace(WORKSPACE):
         for name, value in blobs.items():
             workspace.FeedBlob(name, value)
+        for operator in loop.laying_out:
+            workspace.RunOperatorOnce(operator)
         for way in ways:
             way.net.external_input.extend(blobs)
+            way.net.external_input.extend(blob for operator in loop.laying_out for blob in operator.output)
             _start(way)
             workspace.CreateNet(way.net)
         for _ in range(1 + runs):

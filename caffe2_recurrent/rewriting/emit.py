@@ -43,6 +43,15 @@ class Emitter:
         """ATen's operator `kind`; its output is a tensor of its own, so it cannot be a linked blob."""
         return self.new(ATEN, inputs, name, operator=kind, **arguments)
 
+    def reshape(self, blob: str, name: str, shape: Sequence[int]) -> str:
+        outputs = [self.blob(name), self.blob(name + "_old_shape")]
+        self.operators.append(new_operator("Reshape", [blob], outputs, self.beside, shape=shape))
+        return outputs[0]
+
+    def reshape_in_place(self, blob: str, shape: Sequence[int]) -> None:
+        outputs = [blob, self.blob("old_shape")]
+        self.operators.append(new_operator("Reshape", [blob], outputs, self.beside, shape=shape))
+
     def split(self, blob: str, names: Sequence[str], axis: int) -> List[str]:
         outputs = [self.blob(name) for name in names]
         self.operators.append(new_operator("Split", [blob], outputs, self.beside, axis=axis))

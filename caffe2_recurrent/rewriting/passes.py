@@ -32,9 +32,17 @@ def rewritten(
         if len(rewrites) > before:
             changed[position] = loop
     differentiated = {loop.outputs[-1]: loop for loop in changed.values() if loop.gradient is not None}
+    around = {
+        position: taking_its_place
+        for loop in changed.values()
+        for position, taking_its_place in loop.around.items()
+        if taking_its_place != [net.op[position]]
+    }
     operators: Operators = []
     for position, operator in enumerate(net.op):
-        if position in changed:
+        if position in around:
+            operators += around[position]
+        elif position in changed:
             operators += changed[position].around_forward()
         elif operator.type == GRADIENT_OPERATOR and operator.input[-1] in differentiated:
             operators += differentiated[operator.input[-1]].around_gradient()

@@ -9,6 +9,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.gradient_maker import OPERATOR
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.sizes import Shape, Sizes, loop_outputs
+from caffe2_recurrent.viewing.inner_nets import infer_if
 from caffe2_recurrent.viewing.structure import Structure
 from caffe2_recurrent.viewing.tensors import FLOAT, Tensor, infer, kind_in_workspace
 
@@ -42,6 +43,8 @@ def find_outer_tensors(net: caffe2_pb2.NetDef, sizes: Sizes) -> Dict[str, Tensor
 
 
 def _outputs(operator: caffe2_pb2.OperatorDef, known: Mapping[str, Tensor]) -> Dict[int, Tensor]:
+    if operator.type == "If":
+        return infer_if(operator, known)
     if operator.type != OPERATOR:
         return infer(operator, [known.get(blob) for blob in operator.input])
     shapes = loop_outputs(operator, {blob: tensor.shape for blob, tensor in known.items()})

@@ -105,6 +105,8 @@ ATEN_ELEMENTWISE = frozenset(
 RULES: Dict[str, Rule] = {
     "ATen": _broadcast,
     "Ceil": _like(0),
+    "CopyCPUToIDEEP": _like(0),
+    "CopyIDEEPToCPU": _like(0),
     "ElementwiseLinear": _like(0),
     "Floor": _like(0),
     "GRUUnit": _like(0),

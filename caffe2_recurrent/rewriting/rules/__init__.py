@@ -8,7 +8,9 @@ from caffe2_recurrent.rewriting.rules.gru_unit import GRUUnits
 from caffe2_recurrent.rewriting.rules.invariants import Invariants
 from caffe2_recurrent.rewriting.rules.lstm_unit import LSTMUnits
 from caffe2_recurrent.rewriting.rules.merged_sums import MergedSums
+from caffe2_recurrent.rewriting.rules.packed_products import PackedProducts
 from caffe2_recurrent.rewriting.rules.parameter_gradients import ParameterGradients
+from caffe2_recurrent.rewriting.rules.products_over_steps import ProductsOverSteps
 from caffe2_recurrent.rewriting.rules.scaled_weights import ScaledWeights
 from caffe2_recurrent.rewriting.rules.sequence_operators import SequenceOperators
 from caffe2_recurrent.rewriting.rules.transposed_weights import TransposedWeights
@@ -27,6 +29,8 @@ RULES = (
     ZeroGradients(),
     MergedSums(),
     GradientBuffer(),
+    PackedProducts(),
+    ProductsOverSteps(),
     UnreadBlobs(),
     ForwardLinks(),
     ExecutorThreads(),

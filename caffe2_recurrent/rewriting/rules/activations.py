@@ -1,4 +1,4 @@
-"""Sigmoid and Tanh by ATen's vectorised kernels."""
+"""Sigmoid and Tanh by ATen's vectorised kernels, where these are faster; it is tried out."""
 
 from typing import Iterable, List, Optional
 
@@ -6,14 +6,11 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operators import new_operator
-from caffe2_recurrent.rewriting import dataflow
+from caffe2_recurrent.rewriting import dataflow, vectorised
 from caffe2_recurrent.rewriting.emit import ATEN, aten_is_missing
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.widths import elements
 from caffe2_recurrent.sizes import Sizes
-
-# The number of elements from which each is faster than Caffe2's own operator.
-FEWEST_ELEMENTS = {"Sigmoid": 1200, "Tanh": 2500}
 
 
 class Activations(Rule):
@@ -28,7 +25,7 @@ class Activations(Rule):
     def sites(self, loop: Loop) -> Iterable[Site]:
         for operators in loop.steps:
             for position, operator in enumerate(operators):
-                if operator.type in FEWEST_ELEMENTS:
+                if operator.type in vectorised.KINDS:
                     yield Site("{} -> '{}'".format(operator.type, operator.output[0]), (operators, position))
 
     def refusal(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
@@ -49,7 +46,7 @@ class Activations(Rule):
         known = elements(loop, sizes, operators[position].input[0], before)
         if known is None:
             return "its size is not known, and {} is faster for a small one; give shapes".format(kind)
-        if known < FEWEST_ELEMENTS[kind]:
+        if not vectorised.aten_is_faster(kind, known):
             return "with {} elements {} is faster".format(known, kind)
         return None
 
@@ -65,7 +62,7 @@ class Activations(Rule):
             operator.input[0] = own
             if loop.gradient is not None:
                 loop.shared.append(own)
-        kind = operator.type.lower()
+        kind = vectorised.aten_name(operator.type)
         operators[position] = new_operator(ATEN, operator.input, operator.output, operator, operator=kind)
 
 

@@ -19,7 +19,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.operators import new_operator
-from caffe2_recurrent.rewriting import dataflow
+from caffe2_recurrent.rewriting import dataflow, vectorised
 from caffe2_recurrent.rewriting.emit import Emitter, aten_is_missing
 from caffe2_recurrent.rewriting.masks import emit_only_inside, step_mask, step_outside, why_no_mask
 from caffe2_recurrent.rewriting.rows import FEATURES
@@ -98,8 +98,7 @@ class GRUUnits(Rule):
         return why_no_mask(loop, unit.lengths, unit.timestep, sizes)
 
     def loss(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
-        size = width(loop, sizes, _unit(loop.operators[site.where]).hidden_prev, site.where)
-        batch = sizes.batch(loop)
+        size, batch = _size(loop, sizes, site.where), sizes.batch(loop)
         if (size or 0) * (batch or 1) >= FEWEST_ELEMENTS:
             return None
         if size is None or batch is None:
@@ -110,10 +109,11 @@ class GRUUnits(Rule):
         operator = loop.operators[site.where]
         unit = _unit(operator)
         past = _past(loop, operator, unit)
+        elements = _elements(loop, sizes, site.where)
         joining = _joining(loop, sizes, site.where)
         emitter = Emitter(loop, operator, unit.hidden)
         parts = _parts(emitter, unit, joining)
-        opened = _emit_opened(emitter, unit, parts, past)
+        opened = _emit_opened(emitter, unit, parts, past, elements)
         _emit_hidden(emitter, unit, opened, past)
         backward = _gradient_position(loop, unit)
         again = backward is not None and unit.gates in loop.shared
@@ -122,7 +122,7 @@ class GRUUnits(Rule):
             # What the backward step does not read is not kept in each step.
             kept = () if again else (opened.update, opened.output, opened.share)
             loop.shared += [blob for blob in emitter.made if blob not in kept]
-            _rewrite_gradient(loop, unit, past, backward, joining, None if again else opened)
+            _rewrite_gradient(loop, unit, past, backward, joining, None if again else opened, elements)
         if joining is not None:
             _remove_if_unread(loop, joining)
 
@@ -131,6 +131,17 @@ def _unit(operator: caffe2_pb2.OperatorDef) -> Unit:
     hidden_prev, gates, *lengths, timestep = operator.input[:]
     has_lengths = bool(integer(operator, "sequence_lengths", 1)) and bool(lengths)
     return Unit(hidden_prev, gates, lengths[0] if has_lengths else None, timestep, operator.output[0])
+
+
+def _size(loop: Loop, sizes: Sizes, position: int) -> Optional[int]:
+    """D of the GRUUnit at `position`, if it is known."""
+    return width(loop, sizes, _unit(loop.operators[position]).hidden_prev, position)
+
+
+def _elements(loop: Loop, sizes: Sizes, position: int) -> Optional[int]:
+    """How many a state has, if it is known."""
+    size, batch = _size(loop, sizes, position), sizes.batch(loop)
+    return None if size is None or batch is None else size * batch
 
 
 def _past(loop: Loop, operator: caffe2_pb2.OperatorDef, unit: Unit) -> Past:
@@ -152,7 +163,7 @@ def _joining(loop: Loop, sizes: Sizes, position: int) -> Optional[caffe2_pb2.Ope
     """The Concat of three parts that makes the gates of the unit at `position`, if its parts can be used instead."""
     unit = _unit(loop.operators[position])
     joining = _concat(loop.operators, unit.gates, position)
-    size = width(loop, sizes, unit.hidden_prev, position)
+    size = _size(loop, sizes, position)
     if joining is None or size is None:
         return None
     return joining if all(width(loop, sizes, part, position) == size for part in joining.input) else None
@@ -174,14 +185,14 @@ def _parts(emitter: Emitter, unit: Unit, joining: Optional[caffe2_pb2.OperatorDe
     return Gates(*emitter.split(unit.gates, Gates._fields, FEATURES))
 
 
-def _emit_opened(emitter: Emitter, unit: Unit, parts: Gates, past: Past) -> Opened:
+def _emit_opened(emitter: Emitter, unit: Unit, parts: Gates, past: Past, elements: Optional[int]) -> Opened:
     if unit.lengths is not None:
         update, output = emit_only_inside(emitter, unit.lengths, parts.update, parts.output)
         parts = parts._replace(update=update, output=output)
-    update = emitter.aten("sigmoid", [parts.update], "update_gate")
+    update = vectorised.emit(emitter, vectorised.SIGMOID, parts.update, "update_gate", elements)
     if past.outside is not None:
         update = emitter.aten("max", [update, past.outside], "update_gate_past")
-    output = emitter.aten("tanh", [parts.output], "output_gate")
+    output = vectorised.emit(emitter, vectorised.TANH, parts.output, "output_gate", elements)
     difference = emitter.new("Sub", [unit.hidden_prev, output], "difference")
     return Opened(update, output, difference, emitter.new("Mul", [update, difference], "share"))
 
@@ -204,6 +215,7 @@ def _rewrite_gradient(
     position: int,
     joining: Optional[caffe2_pb2.OperatorDef],
     opened: Optional[Opened],
+    elements: Optional[int],
 ) -> None:
     """Rewrite the backward step, whose GRUUnitGradient is at `position`; without `opened` it computes that again."""
     assert loop.gradient is not None
@@ -214,7 +226,7 @@ def _rewrite_gradient(
     if opened is None:
         again = _concat(operators, unit.gates, position)
         same = joining if joining is not None and again is not None and again.input == joining.input else None
-        opened = _emit_opened(emitter, unit, _parts(emitter, unit, same), past)
+        opened = _emit_opened(emitter, unit, _parts(emitter, unit, same), past, elements)
     if past.mask is not None:
         of_hidden = emitter.new("Mul", [of_hidden, past.mask], "inside")
     emitter.add("Mul", [of_hidden, opened.update], of_hidden_prev)

@@ -18,7 +18,7 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import integer, number
-from caffe2_recurrent.rewriting import dataflow
+from caffe2_recurrent.rewriting import dataflow, vectorised
 from caffe2_recurrent.rewriting.emit import Emitter, aten_is_missing
 from caffe2_recurrent.rewriting.masks import emit_only_inside, step_mask, why_no_mask
 from caffe2_recurrent.rewriting.rows import FEATURES
@@ -30,6 +30,7 @@ UNIT, UNIT_GRADIENT = "LSTMUnit", "LSTMUnitGradient"
 FEWEST_ELEMENTS = 600
 # The factors, and with them the input and the forget gate, come four times as large; see `_emit_factors`.
 QUARTERS = 4.0
+GATES = ("i", "f", "o", "g")
 
 
 class Unit(NamedTuple):
@@ -134,10 +135,12 @@ class LSTMUnits(Rule):
         # Where the gates are computed again, the factors are too.
         keep_factors = backward is not None and unit.gates not in loop.shared
         constants = _constants(loop, operator, size, QUARTERS if keep_factors else 1.0)
+        batch = sizes.batch(loop)
+        elements = None if batch is None else batch * size
 
         emitter = Emitter(loop, operator, unit.cell)
-        opened = _emit_gates(emitter, unit, constants)
-        bounded = _emit_states(emitter, unit, opened, constants, mask, drop)
+        opened = _emit_gates(emitter, unit, constants, elements)
+        bounded = _emit_states(emitter, unit, opened, constants, mask, drop, elements)
         factors = _emit_factors(emitter, unit, opened, bounded, constants) if keep_factors else None
         loop.operators[site.where : site.where + 1] = emitter.operators
         # What the backward step does not read is not kept in each step, and stays in the cache from step to step.
@@ -150,8 +153,8 @@ class LSTMUnits(Rule):
         gradient = _unit_gradient(original)
         if factors is None:
             constants = _constants(loop, operator, size, QUARTERS)
-            opened = _emit_gates(emitter, unit, constants)
-            bounded = emitter.aten("tanh", [unit.cell], "bounded")
+            opened = _emit_gates(emitter, unit, constants, elements)
+            bounded = vectorised.emit(emitter, vectorised.TANH, unit.cell, "bounded", elements)
             factors = _emit_factors(emitter, unit, opened, bounded, constants)
             loop.overwritten[unit.gates] = gradient.of_gates
         else:
@@ -203,17 +206,25 @@ def _constants(loop: Loop, unit: caffe2_pb2.OperatorDef, size: int, times: float
     return constants
 
 
-def _emit_gates(emitter: Emitter, unit: Unit, constants: Constants) -> Opened:
+def _emit_gates(emitter: Emitter, unit: Unit, constants: Constants, elements: Optional[int]) -> Opened:
+    """`elements` is the size of a state `[N, D]`, None if it is not known."""
     scaled = emitter.aten("addcmul", [constants.shift, unit.gates, constants.scale], "scaled")
     if unit.lengths is not None:
         (scaled,) = emit_only_inside(emitter, unit.lengths, scaled)
-    squashed = emitter.aten("tanh", [scaled], "squashed")
+    of_all = None if elements is None else len(GATES) * elements
+    squashed = vectorised.emit(emitter, vectorised.TANH, scaled, "squashed", of_all)
     opened = emitter.aten("addcmul", [constants.middle, squashed, constants.opening], "opened")
-    return Opened(squashed, *emitter.split(opened, ("i", "f", "o", "g"), FEATURES))
+    return Opened(squashed, *emitter.split(opened, GATES, FEATURES))
 
 
 def _emit_states(
-    emitter: Emitter, unit: Unit, opened: Opened, constants: Constants, mask: Optional[str], drop: bool
+    emitter: Emitter,
+    unit: Unit,
+    opened: Opened,
+    constants: Constants,
+    mask: Optional[str],
+    drop: bool,
+    elements: Optional[int],
 ) -> str:
     """The new states; gives tanh(c)."""
     kept = emitter.new("Mul", [opened.forget, unit.cell_prev], "kept")
@@ -223,7 +234,7 @@ def _emit_states(
         emitter.add("Sum", [kept, added], cell)
     else:
         emitter.add("WeightedSum", [kept, constants.share, added, constants.share], cell)
-    bounded = emitter.aten("tanh", [cell], "bounded")
+    bounded = vectorised.emit(emitter, vectorised.TANH, cell, "bounded", elements)
     hidden = unit.hidden if mask is None else emitter.blob("new_hidden")
     emitter.add("Mul", [opened.output, bounded], hidden)
     if mask is not None:

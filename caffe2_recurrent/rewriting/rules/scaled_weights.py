@@ -6,6 +6,7 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import argument, integer
+from caffe2_recurrent.operators import is_on_onednn
 from caffe2_recurrent.rewriting import dataflow
 from caffe2_recurrent.rewriting.emit import ATEN
 from caffe2_recurrent.rewriting.rule import Rule, Site
@@ -96,7 +97,7 @@ def _product(loop: Loop, adding: int) -> Optional[int]:
 
 def _has_scalable_weights(loop: Loop, operator: caffe2_pb2.OperatorDef) -> bool:
     # Other layouts (axis_w) have rows in another place.
-    if operator.type not in PRODUCTS or integer(operator, "axis_w", 1) != 1:
+    if operator.type not in PRODUCTS or is_on_onednn(operator) or integer(operator, "axis_w", 1) != 1:
         return False
     # Transposed weights are a blob of the loop's own.
     return operator.type == "FCTransposed" or loop.references.issuperset(operator.input[1:])

@@ -12,7 +12,7 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import integer
-from caffe2_recurrent.operators import copied
+from caffe2_recurrent.operators import copied, is_on_onednn
 from caffe2_recurrent.rewriting import dataflow, versions
 from caffe2_recurrent.rewriting.rows import FEATURES
 from caffe2_recurrent.rewriting.rule import Rule, Site
@@ -94,7 +94,8 @@ def _is_of_rows(operator: caffe2_pb2.OperatorDef) -> bool:
     along_features = operator.type in PRODUCTS or operator.type in IN_FRONT_ALONG_FEATURES
     axis = integer(operator, "axis", 1)
     # Split may see its sizes as a second input, which is as good a reference as weights are.
-    return operator.type in IN_FRONT or (along_features and axis == FEATURES)
+    found = operator.type in IN_FRONT or (along_features and axis == FEATURES)
+    return found and not is_on_onednn(operator)
 
 
 def _slice_of_sequence(loop: Loop, blob: str) -> Optional[Link]:

@@ -4,6 +4,7 @@ from typing import Iterable, Optional
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import integer
+from caffe2_recurrent.operators import is_on_onednn
 from caffe2_recurrent.rewriting.processor import made_by_intel
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.sizes import Sizes
@@ -24,7 +25,7 @@ class TransposedWeights(Rule):
     def sites(self, loop: Loop) -> Iterable[Site]:
         for operators in loop.steps:
             for position, operator in enumerate(operators):
-                if operator.type == "FC":
+                if operator.type == "FC" and not is_on_onednn(operator):
                     yield Site("FC -> '{}'".format(operator.output[0]), (operators, position))
 
     def refusal(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:

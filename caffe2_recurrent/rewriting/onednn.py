@@ -1,0 +1,153 @@
+"""Products by oneDNN, which Caffe2 calls IDEEP: a device whose tensors lie in memory as oneDNN likes them.
+
+MKL lays out the weights anew for each product, and on processors of other makers takes slower products at that.
+oneDNN takes weights as they come (`INNER_PRODUCT`), or blocked, once for all steps (`CONVOLUTION`). For the second the
+product is written as a convolution with kernels of 1 x 1 whose image is the weights and whose filters are the rows:
+
+    Y[n, m] = sum over k of X[n, k] W[k, m]     image [1, K, 1, M],  filters [N, K, 1, 1],  result [1, N, 1, M]
+
+A convolution of each channel with a 1 leaves an image as it is, but blocked.
+
+Source: caffe2/ideep/operators/fully_connected_op.cc, conv_op.cc, utility_ops.cc. Both operators keep what they made of
+their weights in the first run unless told that this is training, and would not see that an optimizer changed them.
+"""
+
+import functools
+from typing import Any, List, NamedTuple, Optional, Sequence
+
+import numpy as np
+from caffe2.proto import caffe2_pb2
+from caffe2.python import core, workspace
+
+from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.operators import new_operator
+from caffe2_recurrent.rewriting.emit import Emitter
+from caffe2_recurrent.rewriting.rows import FEATURES
+from caffe2_recurrent.scratch_workspace import scratch_workspace
+
+INNER_PRODUCT, CONVOLUTION = "inner product", "convolution"
+WAYS = (INNER_PRODUCT, CONVOLUTION)
+TO, FROM = "CopyCPUToIDEEP", "CopyIDEEPToCPU"
+WORKSPACE = "caffe2_recurrent_onednn"
+
+
+@functools.lru_cache(maxsize=None)
+def is_missing() -> bool:
+    """Whether this Caffe2 was built without oneDNN."""
+    if not getattr(workspace.C, "use_mkldnn", False):
+        return True
+    with scratch_workspace(WORKSPACE):
+        try:
+            workspace.FeedBlob("blob", np.zeros(1, dtype=np.float32))
+            workspace.RunOperatorOnce(on_onednn(caffe2_pb2.OperatorDef(type=TO, input=["blob"], output=["laid out"])))
+        except RuntimeError:
+            return True
+    return False
+
+
+def on_onednn(operator: caffe2_pb2.OperatorDef) -> caffe2_pb2.OperatorDef:
+    """The operator, as one of oneDNN."""
+    operator.device_option.device_type = caffe2_pb2.IDEEP
+    return operator
+
+
+def in_a_net(operators: Sequence[caffe2_pb2.OperatorDef], loop: Loop) -> List[caffe2_pb2.OperatorDef]:
+    """Operators for the outer net that run `operators` in a net inside of an If.
+
+    As they are, a net of type async_scheduling crashes: it has no threads for operators of this device.
+    """
+    written = list(dict.fromkeys(blob for operator in operators for blob in operator.output))
+    read = dict.fromkeys(blob for operator in operators for blob in operator.input)
+    inner = caffe2_pb2.NetDef(name="onednn", type="simple", op=operators, external_output=written)
+    inner.external_input.extend(blob for blob in read if blob not in written)
+    always = loop.new_blob("onednn_always")
+    yes = new_operator("ConstantFill", [], [always], loop.forward, shape=[1], dtype=core.DataType.BOOL, value=True)
+    return [yes, new_operator("If", [always, *inner.external_input], written, loop.forward, then_net=inner)]
+
+
+class Product(NamedTuple):
+    """The blobs of `Y = X W + b` in a step: X `[1, N, K]`, Y `[1, N, M]`; b `[M]` or None.
+
+    `columns` is W stored as `[K, M]`, `rows` W stored as `[M, K]`; one of the two is None.
+    """
+
+    input: str
+    columns: Optional[str]
+    rows: Optional[str]
+    bias: Optional[str]
+    output: str
+    inner: int
+    outer: int
+
+
+def emit(way: str, loop: Loop, product: Product, beside: caffe2_pb2.OperatorDef) -> Emitter:
+    """The operators of the step in place of the product, and those before the loop that lay out its weights."""
+    emitter = Emitter(loop, beside, product.output)
+    (_emit_convolution if way == CONVOLUTION else _emit_inner_product)(emitter, loop, product)
+    return emitter
+
+
+def _emit_convolution(emitter: Emitter, loop: Loop, product: Product) -> None:
+    image = _image(loop, product)
+    loop.add_reference(image)
+    as_filters = emitter.reshape(product.input, "as_filters", [-1, product.inner, 1, 1])
+    filters = _add(emitter, TO, [as_filters], emitter.blob("filters"))
+    convolved = _add(emitter, "Conv", [image, filters], emitter.blob("convolved"), kernel=1, training_mode=1)
+    _add(emitter, FROM, [convolved], product.output)
+    emitter.add("Squeeze", [product.output], product.output, dims=[FEATURES])
+    if product.bias is not None:
+        emitter.add("Add", [product.output, product.bias], product.output, broadcast=1)
+
+
+def _emit_inner_product(emitter: Emitter, loop: Loop, product: Product) -> None:
+    bias = product.bias
+    if bias is None:
+        bias = loop.add_before("ConstantFill", [], product.output + "_no_bias", shape=[product.outer], value=0.0)
+    inputs = [_before(loop, TO, [blob], blob + "_for_onednn") for blob in (_rows(loop, product), bias)]
+    for outer in inputs:
+        loop.add_reference(outer)
+    laid_out = _add(emitter, TO, [product.input], emitter.blob("input"))
+    multiplied = emitter.blob("multiplied")
+    _add(emitter, "FC", [laid_out, *inputs], multiplied, axis=FEATURES, training_mode=1)
+    _add(emitter, FROM, [multiplied], product.output)
+    emitter.reshape_in_place(product.output, [1, -1, product.outer])
+
+
+def _image(loop: Loop, product: Product) -> str:
+    """W as an image in blocks."""
+    columns = _columns(loop, product)
+    image = loop.add_before("ExpandDims", [columns], columns + "_image", dims=[0, 2])
+    plain = _before(loop, TO, [image], columns + "_image_for_onednn")
+    ones = loop.add_before("ConstantFill", [], "onednn_ones", shape=[product.inner, 1, 1, 1], value=1.0)
+    inputs = [plain, _before(loop, TO, [ones], "onednn_one_filters")]
+    arguments = {"kernel": 1, "group": product.inner, "training_mode": 1}
+    return _before(loop, "Conv", inputs, columns + "_in_blocks", **arguments)
+
+
+def _columns(loop: Loop, product: Product) -> str:
+    if product.columns is not None:
+        return product.columns
+    assert product.rows is not None
+    return loop.add_before("Transpose", [product.rows], product.rows + "_transposed")
+
+
+def _rows(loop: Loop, product: Product) -> str:
+    if product.rows is not None:
+        return product.rows
+    assert product.columns is not None
+    return loop.add_before("Transpose", [product.columns], product.columns + "_transposed")
+
+
+def _before(loop: Loop, kind: str, inputs: List[str], name: str, **arguments: Any) -> str:
+    """As `Loop.add_before`, for an operator of oneDNN."""
+    key = ("onednn", kind, tuple(inputs), tuple(sorted(arguments.items())))
+    if key not in loop.made:
+        loop.made[key] = loop.new_blob(name)
+        operator = on_onednn(new_operator(kind, inputs, [loop.made[key]], loop.forward, **arguments))
+        loop.before += in_a_net([operator], loop)
+    return loop.made[key]
+
+
+def _add(emitter: Emitter, kind: str, inputs: List[str], output: str, **arguments: Any) -> str:
+    emitter.operators.append(on_onednn(new_operator(kind, inputs, [output], emitter.beside, **arguments)))
+    return output

@@ -1,0 +1,36 @@
+"""Whether the RNN executor can run steps of a loop side by side."""
+
+from typing import Dict, Optional, Set
+
+from caffe2_recurrent.loop import Loop
+
+ENABLE = "enable_rnn_executor"
+THREADS = "rnn_executor.num_threads"
+
+
+def why_steps_may_overlap(loop: Loop) -> Optional[str]:
+    """A state that leaves room for it; None where each step has to wait for all of the one before."""
+    reached = _reached(loop)
+    for state, others in reached.items():
+        missing = set(reached) - others
+        if missing:
+            return "'{}' does not depend on '{}', so steps may run side by side".format(state, min(missing))
+    return None
+
+
+def _reached(loop: Loop) -> Dict[str, Set[str]]:
+    """For each state blob the state blobs whose earlier values it depends on, over any number of steps."""
+    states = {state.outer_states for state in loop.states}
+    before = {link.inner: {link.outer} for link in loop.links if link.outer in states and link.offset == 0}
+    depends: Dict[str, Set[str]] = dict(before)
+    for operator in loop.operators:
+        sources = set().union(*(depends.get(blob, set()) for blob in operator.input))
+        for blob in operator.output:
+            depends[blob] = sources
+    after = {link.outer: link.inner for link in loop.links if link.outer in states and link.offset == 1}
+    # A buffer is written by each step and read by none.
+    carried = {outer for outers in before.values() for outer in outers if outer in after}
+    reached = {outer: depends.get(after[outer], set()) & carried for outer in carried}
+    for _ in reached:
+        reached = {outer: found.union(*(reached[other] for other in found)) for outer, found in reached.items()}
+    return reached

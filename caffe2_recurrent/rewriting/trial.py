@@ -1,0 +1,81 @@
+"""How long operators take on this machine, with the threads that this process has: run, in a workspace of their own."""
+
+import time
+from typing import Iterable, List, Mapping, NamedTuple, Sequence
+
+import numpy as np
+from caffe2.proto import caffe2_pb2
+from caffe2.python import workspace
+
+from caffe2_recurrent.loop import Loop, Names
+from caffe2_recurrent.scratch_workspace import scratch_workspace
+from caffe2_recurrent.sizes import Shape
+
+WORKSPACE = "caffe2_recurrent_trial"
+ROUNDS = 5
+# Seconds of a round: more than the clock's error, little beside what the net is optimised for.
+ENOUGH = 3e-4
+MOST_RUNS = 100
+# Seconds after which few rounds must do.
+MOST = 0.1
+
+Operators = Sequence[caffe2_pb2.OperatorDef]
+
+
+class Seconds(NamedTuple):
+    """The best time of what is done once, and of what is done in each step."""
+
+    once: float
+    step: float
+
+
+def seconds(step: Operators, shapes: Mapping[str, Shape], once: Operators = ()) -> Seconds:
+    """The best time of `step`, and of the operators that have to run `once` before; `shapes` are those of the inputs.
+
+    Raises what Caffe2 raises when it cannot run them.
+    """
+    with scratch_workspace(WORKSPACE):
+        random = np.random.RandomState(0)
+        for blob, shape in shapes.items():
+            workspace.FeedBlob(blob, random.uniform(-1, 1, shape).astype(np.float32))
+        found: List[float] = []
+        for name, operators in (("once", once), ("step", step)):
+            net = caffe2_pb2.NetDef(name="trial_" + name, op=operators)
+            workspace.CreateNet(net)
+            found.append(_best(net.name) if operators else 0.0)
+        return Seconds(*found)
+
+
+def lone_loop(names: Iterable[str]) -> Loop:
+    """A loop of nothing, to have operators put in whose blobs are not called by one of `names`."""
+    forward = caffe2_pb2.OperatorDef(output=["trial"])
+    return Loop(
+        name="trial",
+        forward=forward,
+        net=caffe2_pb2.NetDef(),
+        operators=[],
+        inputs=[],
+        outputs=list(forward.output),
+        states=[],
+        links=[],
+        aliases=[],
+        timestep="timestep",
+        shared=[],
+        gradient=None,
+        names=Names(names),
+    )
+
+
+def _best(net: str) -> float:
+    # The first run allocates.
+    workspace.RunNet(net, 1)
+    once = _time(net, 1)
+    runs = max(1, min(MOST_RUNS, int(ENOUGH / max(once, 1e-9))))
+    rounds = max(1, min(ROUNDS, int(MOST / max(once, 1e-9))))
+    return min(once, *(_time(net, runs) for _ in range(rounds)))
+
+
+def _time(net: str, runs: int) -> float:
+    start = time.perf_counter()
+    workspace.RunNet(net, runs)
+    return (time.perf_counter() - start) / runs

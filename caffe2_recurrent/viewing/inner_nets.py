@@ -1,0 +1,56 @@
+"""What is known of the blobs that an If computes, as if its net had run; `optimize` makes such nets for oneDNN.
+
+These compute shapes as well, from those of other blobs and numbers; that is followed.
+"""
+
+from typing import Dict, List, Mapping, Optional
+
+import numpy as np
+from caffe2.proto import caffe2_pb2
+
+from caffe2_recurrent.operator_arguments import argument, integers
+from caffe2_recurrent.operator_arguments import net as net_argument
+from caffe2_recurrent.viewing.tensors import Tensor, infer
+
+Numbers = Dict[str, List[int]]
+
+
+def infer_if(operator: caffe2_pb2.OperatorDef, known: Mapping[str, Tensor]) -> Dict[int, Tensor]:
+    """The outputs of an If, by position, as far as they follow from `known`."""
+    found = dict(known)
+    numbers: Numbers = {}
+    for inner in net_argument(operator, "then_net").op:
+        outputs = _reshaped(inner, found, numbers)
+        if outputs is None:
+            outputs = infer(inner, [found.get(blob) for blob in inner.input])
+        _count(inner, found, numbers)
+        for position, blob in enumerate(inner.output):
+            found.pop(blob, None)
+            if position in outputs:
+                found[blob] = outputs[position]
+    return {position: found[blob] for position, blob in enumerate(operator.output) if blob in found}
+
+
+def _count(operator: caffe2_pb2.OperatorDef, known: Mapping[str, Tensor], numbers: Numbers) -> None:
+    """Notes the numbers that an operator puts into its first output."""
+    if operator.type == "Shape" and operator.input[0] in known:
+        shape = known[operator.input[0]].shape
+        axes = integers(operator, "axes") if argument(operator, "axes") is not None else range(len(shape))
+        numbers[operator.output[0]] = [shape[axis] for axis in axes]
+    elif operator.type == "GivenTensorInt64Fill":
+        numbers[operator.output[0]] = integers(operator, "values")
+    elif operator.type == "Concat" and all(blob in numbers for blob in operator.input):
+        numbers[operator.output[0]] = [number for blob in operator.input for number in numbers[blob]]
+
+
+def _reshaped(
+    operator: caffe2_pb2.OperatorDef, known: Mapping[str, Tensor], numbers: Numbers
+) -> Optional[Dict[int, Tensor]]:
+    """The output of a Reshape to a shape that has been computed."""
+    if operator.type != "Reshape" or len(operator.input) == 1:
+        return None
+    before, shape = known.get(operator.input[0]), numbers.get(operator.input[1])
+    if before is None or shape is None:
+        return {}
+    old_shape = Tensor((len(before.shape),), np.dtype(np.int64))
+    return {0: Tensor(tuple(shape), before.kind), 1: old_shape}
