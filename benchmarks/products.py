@@ -1,14 +1,21 @@
 """The matrix products of an LSTM's pass and nothing else, each in the layout that is fastest: the limit.
 
 A product C = A B can be had in many ways. A and B may be stored as they are or transposed, C may come out transposed
-(C' = B' A'), and MatMul, FC and BatchMatMul do not lead to the same kernel. All are tried, and the fastest are timed
-again in every round. An operand that a pass has in another layout than the fastest one counts as if it had it: there is
-no time here for transposing, and the operands stay in the caches as far as they go.
+(C' = B' A'), and MatMul, FC and BatchMatMul do not lead to the same kernel. Where Caffe2 was built with oneDNN, which
+it calls IDEEP, FC, FCGradient and Conv lead to others yet: as a convolution with kernels of 1 x 1, a product has one
+operand for its image `[1, inner, 1, columns]`, laid out in blocks, and the other for its filters `[rows, inner, 1, 1]`.
+All are tried, and the fastest are timed again in every round.
+
+An operand that a pass has in another layout than the fastest one counts as if it had it, and so does a result: there is
+no time here for transposing, nor for copying to oneDNN's memory and back, and the operands stay in the caches as far as
+they go.
 """
 
+import functools
 from typing import Callable, Dict, List, NamedTuple, Tuple
 
 import numpy as np
+from caffe2.proto import caffe2_pb2
 from caffe2.python import core, workspace
 
 from layers import TRAINING, Shape, drawn
@@ -34,16 +41,30 @@ class Product(NamedTuple):
     columns: int
 
 
-class Layout(NamedTuple):
-    """One way to have a product: an operator over operands that are stored in some way."""
+class Step(NamedTuple):
+    """An operator over operands that are stored in some way; its first result is what counts."""
 
-    name: str
     operator: str
     operands: Tuple[str, ...]
+    results: Tuple[str, ...]
     arguments: Dict[str, int]
+    device: int = caffe2_pb2.CPU
 
 
-# How operands may be stored; in 4: one matrix for each gate.
+class Layout(NamedTuple):
+    """One way to have a product: what is timed, and what makes its operands once before."""
+
+    name: str
+    timed: Step
+    prepared: Tuple[Step, ...] = ()
+
+    @property
+    def fed(self) -> List[str]:
+        """The operands that no step makes."""
+        return [operand for step in (*self.prepared, self.timed) for operand in step.operands if operand in STORED]
+
+
+# How operands may be stored; in 4: one matrix for each gate. FCGradient reads no more than the size of its weights.
 STORED: Dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "A": lambda a, b: a,
     "A'": lambda a, b: a.T,
@@ -52,6 +73,14 @@ STORED: Dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "B in 4": lambda a, b: _in_gates(b),
     "B' in 4": lambda a, b: _in_gates(b).transpose(0, 2, 1),
     "bias": lambda a, b: np.zeros(b.shape[1], np.float32),
+    "bias for C'": lambda a, b: np.zeros(a.shape[0], np.float32),
+    "weights": lambda a, b: np.zeros((a.shape[0], b.shape[1]), np.float32),
+    "weights for C'": lambda a, b: np.zeros((b.shape[1], a.shape[0]), np.float32),
+    "A as filters": lambda a, b: a[:, :, None, None],
+    "B' as filters": lambda a, b: b.T[:, :, None, None],
+    "A' as image": lambda a, b: a.T[None, :, None, :],
+    "B as image": lambda a, b: b[None, :, None, :],
+    "ones as filters": lambda a, b: np.ones((b.shape[0], 1, 1, 1), np.float32),
 }
 
 
@@ -79,31 +108,114 @@ def products(shape: Shape, pass_: str) -> List[Product]:
 
 def layouts(product: Product) -> List[Layout]:
     found = [
-        Layout("FC(A, B')", "FC", ("A", "B'", "bias"), {}),
-        Layout("FCTransposed(A, B)", "FCTransposed", ("A", "B", "bias"), {}),
+        _plain("FC(A, B')", "FC", ("A", "B'", "bias")),
+        _plain("FCTransposed(A, B)", "FCTransposed", ("A", "B", "bias")),
     ]
     for a, a_transposed in (("A", 0), ("A'", 1)):
         for b, b_transposed in (("B", 0), ("B'", 1)):
             found += [
-                Layout(
+                _plain(
                     "MatMul({}, {})".format(a, b),
                     "MatMul",
                     (a, b),
-                    {"trans_a": a_transposed, "trans_b": b_transposed},
+                    trans_a=a_transposed,
+                    trans_b=b_transposed,
                 ),
-                Layout(
+                _plain(
                     "MatMul({}, {}) for C'".format(b, a),
                     "MatMul",
                     (b, a),
-                    {"trans_a": 1 - b_transposed, "trans_b": 1 - a_transposed},
+                    trans_a=1 - b_transposed,
+                    trans_b=1 - a_transposed,
                 ),
             ]
     if product.columns % GATES == 0:
         found += [
-            Layout("BatchMatMul(A, B in 4)", "BatchMatMul", ("A", "B in 4"), {"broadcast": 1}),
-            Layout("BatchMatMul(A, B' in 4)", "BatchMatMul", ("A", "B' in 4"), {"broadcast": 1, "trans_b": 1}),
+            _plain("BatchMatMul(A, B in 4)", "BatchMatMul", ("A", "B in 4"), broadcast=1),
+            _plain("BatchMatMul(A, B' in 4)", "BatchMatMul", ("A", "B' in 4"), broadcast=1, trans_b=1),
         ]
+    if has_onednn():
+        found += _layouts_of_onednn(product)
     return found
+
+
+def _plain(name: str, operator: str, operands: Tuple[str, ...], **arguments: int) -> Layout:
+    return Layout(name, Step(operator, operands, ("C",), arguments))
+
+
+# ------------------------------------------------------------------------------------------------------------- oneDNN
+
+
+@functools.lru_cache(maxsize=None)
+def has_onednn() -> bool:
+    """Whether this Caffe2 was built with oneDNN, and can run it here."""
+    if not getattr(workspace.C, "use_mkldnn", False):
+        return False
+    outer = workspace.CurrentWorkspace()
+    workspace.SwitchWorkspace(WORKSPACE, True)
+    try:
+        workspace.FeedBlob("trial", np.zeros(1, np.float32))
+        workspace.RunOperatorOnce(created(_copied("trial"), str))
+    except RuntimeError:
+        return False
+    finally:
+        workspace.SwitchWorkspace(outer)
+    return True
+
+
+def _layouts_of_onednn(product: Product) -> List[Layout]:
+    """As in training, where FC and Conv keep nothing of their weights from one run to the next."""
+    return [
+        _on_onednn("FC(A, B')", "FC", ("A", "B'", "bias"), training_mode=1),
+        _on_onednn("FC(B', A) for C'", "FC", ("B'", "A", "bias for C'"), training_mode=1),
+        # C as the gradient of weights: of dY and X it is dY' X. That of the bias comes with it.
+        _on_onednn("FCGradient(B, A')", "FCGradient", ("B", "weights", "A'")),
+        _on_onednn("FCGradient(A', B) for C'", "FCGradient", ("A'", "weights for C'", "B")),
+        _as_convolution("Conv(B as image in blocks, A as filters)", product, "B as image", "A as filters"),
+        _as_convolution("Conv(A' as image in blocks, B' as filters) for C'", product, "A' as image", "B' as filters"),
+    ]
+
+
+def _on_onednn(name: str, operator: str, operands: Tuple[str, ...], **arguments: int) -> Layout:
+    """Over operands as they are copied to oneDNN's memory."""
+    copies = tuple(_copied(operand) for operand in operands)
+    return _timed_on_onednn(name, operator, copies, copies, arguments)
+
+
+def _as_convolution(name: str, product: Product, image: str, filters: str) -> Layout:
+    """A convolution of each channel with a 1 leaves the image as it is, but in blocks."""
+    copies = tuple(_copied(operand) for operand in (image, "ones as filters", filters))
+    arguments = {"kernel": 1, "training_mode": 1}
+    operands = copies[0].results + copies[1].results
+    in_blocks = Step("Conv", operands, (image + " in blocks",), dict(arguments, group=product.inner), caffe2_pb2.IDEEP)
+    return _timed_on_onednn(name, "Conv", (*copies, in_blocks), (in_blocks, copies[2]), arguments)
+
+
+def _timed_on_onednn(
+    name: str, operator: str, prepared: Tuple[Step, ...], operands: Tuple[Step, ...], arguments: Dict[str, int]
+) -> Layout:
+    """Over the results of `operands`. C has a blob of its own: another layout's may be laid out in another way."""
+    made = tuple(step.results[0] for step in operands)
+    results = tuple(role + " of " + name for role in ("C", "gradient of the bias"))
+    timed = Step(operator, made, results if operator == "FCGradient" else results[:1], arguments, caffe2_pb2.IDEEP)
+    return Layout("oneDNN " + name, timed, prepared)
+
+
+def _copied(operand: str) -> Step:
+    return Step("CopyCPUToIDEEP", (operand,), (operand + " in oneDNN",), {}, caffe2_pb2.IDEEP)
+
+
+# ---------------------------------------------------------------------------------------------------------- operators
+
+
+def created(step: Step, blob: Callable[[str], str]) -> caffe2_pb2.OperatorDef:
+    """The operator of a step; `blob` is how what it reads and writes is called."""
+    operands, results = ([blob(name) for name in names] for names in (step.operands, step.results))
+    device = core.DeviceOption(step.device)
+    return core.CreateOperator(step.operator, operands, results, device_option=device, **step.arguments)
+
+
+# --------------------------------------------------------------------------------------------------------------- timing
 
 
 class Products:
@@ -114,47 +226,62 @@ class Products:
         self.seconds: Dict[str, Dict[str, List[float]]] = {}
         self._nets: Dict[str, Dict[str, str]] = {}
         try:
-            for product in products(shape, pass_):
-                self._nets[product.name] = self._fastest(product)
-                self.seconds[product.name] = {layout: [] for layout in self._nets[product.name]}
+            fastest = [(product, self._fastest(product)) for product in products(shape, pass_)]
+            for product, found in fastest:
+                self._nets[product.name], _ = self._created(product, found)
+                self.seconds[product.name] = {layout.name: [] for layout in found}
         except BaseException:
             self.close()
             raise
 
-    def _fastest(self, product: Product) -> Dict[str, str]:
-        """The nets of the fastest layouts, by layout."""
-        self._feed(product)
-        candidates, failure = {}, "no layout"
-        for layout in layouts(product):
-            try:
-                candidates[layout.name] = self._net(product, layout)
-            except Exception as error:
-                failure = first_line(error)
-        subjects = [Subject(name, clocked(self._runner(net))) for name, net in candidates.items()]
+    def _fastest(self, product: Product) -> List[Layout]:
+        """The fastest layouts. What all of them need is much memory, and is gone afterwards."""
+        found = {layout.name: layout for layout in layouts(product)}
+        nets, failures = self._created(product, list(found.values()))
+        subjects = [Subject(name, clocked(self._runner(net))) for name, net in nets.items()]
         measured = measure(subjects, 1, LOOKS_ENOUGH, LOOK_MINIMUM)
+        self.close()
         if not measured.seconds:
-            raise RuntimeError("{}: {}".format(product.name, "; ".join(set(measured.failures.values())) or failure))
+            failures.update(measured.failures)
+            raise RuntimeError("{}: {}".format(product.name, "; ".join(sorted(set(failures.values())))))
         order = sorted(measured.seconds, key=lambda name: min(measured.seconds[name]))
-        return {name: candidates[name] for name in order[:KEPT]}
+        return [found[name] for name in order[:KEPT]]
 
-    def _feed(self, product: Product) -> None:
+    def _created(self, product: Product, wanted: List[Layout]) -> Tuple[Dict[str, str], Dict[str, str]]:
+        """The nets of layouts, and what went wrong with those that have none; by layout."""
+        self._feed(product, wanted)
+        nets, failures = {}, {}
+        for layout in wanted:
+            try:
+                nets[layout.name] = self._net(product, layout)
+            except Exception as error:
+                failures[layout.name] = first_line(error)
+        return nets, failures
+
+    def _feed(self, product: Product, wanted: List[Layout]) -> None:
         a = drawn("a", (product.rows, product.inner), 1.0)
         b = drawn("b", (product.inner, product.columns), 1.0)
-        needed = {operand for layout in layouts(product) for operand in layout.operands}
 
         def feed() -> None:
-            for operand in needed:
+            for operand in {operand for layout in wanted for operand in layout.fed}:
                 workspace.FeedBlob(_blob(product, operand), np.ascontiguousarray(STORED[operand](a, b)))
 
         self._in_workspace(feed)
 
     def _net(self, product: Product, layout: Layout) -> str:
+        def blob(name: str) -> str:
+            return _blob(product, name)
+
+        def prepare() -> None:
+            for step in layout.prepared:
+                workspace.RunOperatorOnce(created(step, blob))
+            workspace.CreateNet(net)
+
         net = core.Net("products")
-        operands = [_blob(product, operand) for operand in layout.operands]
-        net.AddExternalInput(*operands)
-        operator = core.CreateOperator(layout.operator, operands, [_blob(product, "C")], **layout.arguments)
+        operator = created(layout.timed, blob)
+        net.AddExternalInput(*operator.input)
         net.Proto().op.extend([operator] * product.times)
-        self._in_workspace(lambda: workspace.CreateNet(net))
+        self._in_workspace(prepare)
         return str(net.Name())
 
     def _runner(self, net: str) -> Callable[[int], None]:

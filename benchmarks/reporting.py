@@ -345,7 +345,9 @@ def _layouts_part(records: Sequence[Record]) -> Iterator[str]:
         yield "## Products alone"
         yield (
             "The fastest layout of each product A B of a training pass, and its milliseconds. A': stored transposed;\n"
-            "for C': the result is transposed; in 4: one matrix for each gate."
+            "for C': the result is transposed; in 4: one matrix for each gate; oneDNN: an operator of oneDNN, over\n"
+            "operands in its memory; image, filters: those of a convolution with kernels of 1 x 1; in blocks: as\n"
+            "oneDNN itself lays out an image."
         )
         rows = []
         for record in found:

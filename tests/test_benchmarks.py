@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from caffe2.proto import caffe2_pb2
 from caffe2.python import workspace
 
 import caffe2_recurrent
@@ -502,23 +503,90 @@ def test_what_a_step_keeps_is_counted(memory_optimization):
     layer.close()
 
 
+def multiplied(product, layout, a, b):
+    """C as a layout has it, in memory as numpy has it."""
+    for operand in layout.fed:
+        workspace.FeedBlob(operand, np.ascontiguousarray(products.STORED[operand](a, b)))
+    for step in (*layout.prepared, layout.timed):
+        workspace.RunOperatorOnce(products.created(step, str))
+    result = layout.timed.results[0]
+    if layout.timed.device == caffe2_pb2.IDEEP:
+        device = layers.core.DeviceOption(caffe2_pb2.IDEEP)
+        workspace.RunOperatorOnce(
+            layers.core.CreateOperator("CopyIDEEPToCPU", [result], ["copied"], device_option=device)
+        )
+        result = "copied"
+    found = workspace.FetchBlob(result)
+    if "Conv(" in layout.name:
+        found = found[0, :, 0]
+    if layout.timed.operands[1].endswith("in 4"):
+        found = np.concatenate(found, axis=1)
+    return found.T if layout.name.endswith("for C'") else found
+
+
 @pytest.mark.parametrize("pass_", [TRAINING, FORWARD])
-def test_every_layout_is_the_product(pass_):
-    for product in products.products(Shape(3, 2, 8, 4), pass_):
+@pytest.mark.parametrize("shape", [Shape(3, 2, 8, 4), Shape(2, 3, 5, 7)])
+def test_every_layout_is_the_product(shape, pass_):
+    for product in products.products(shape, pass_):
         a = np.random.RandomState(0).rand(product.rows, product.inner).astype(np.float32)
         b = np.random.RandomState(1).rand(product.inner, product.columns).astype(np.float32)
         for layout in products.layouts(product):
-            names = []
-            for operand in layout.operands:
-                names.append(operand)
-                workspace.FeedBlob(operand, np.ascontiguousarray(products.STORED[operand](a, b)))
-            operator = layers.core.CreateOperator(layout.operator, names, ["C"], **layout.arguments)
-            workspace.RunOperatorOnce(operator)
-            found = workspace.FetchBlob("C")
-            if layout.operands[1].endswith("in 4"):
-                found = np.concatenate(found, axis=1)
-            expected = (a @ b).T if layout.name.endswith("for C'") else a @ b
-            np.testing.assert_allclose(found, expected, rtol=1e-5, err_msg="{} {}".format(product.name, layout.name))
+            np.testing.assert_allclose(
+                multiplied(product, layout, a, b),
+                a @ b,
+                rtol=1e-5,
+                err_msg="{} {}".format(product.name, layout.name),
+            )
+
+
+@pytest.mark.parametrize("onednn", [True, False])
+def test_layouts_of_onednn_are_there_where_it_is(onednn, monkeypatch):
+    monkeypatch.setattr(products, "has_onednn", lambda: onednn)
+    (product, *_) = products.products(SMALL, FORWARD)
+    found = products.layouts(product)
+    assert len({layout.name for layout in found}) == len(found)
+    operators = {layout.timed.operator for layout in found if layout.timed.device == caffe2_pb2.IDEEP}
+    assert operators == ({"FC", "FCGradient", "Conv"} if onednn else set())
+
+
+@pytest.fixture
+def asked_anew():
+    """Whether there is oneDNN is not known from before, nor afterwards."""
+    products.has_onednn.cache_clear()
+    yield
+    products.has_onednn.cache_clear()
+
+
+def test_a_caffe2_without_onednn_is_not_asked_for_it(asked_anew, monkeypatch):
+    monkeypatch.setattr(products.workspace.C, "use_mkldnn", False)
+    assert not products.has_onednn()
+
+
+def test_a_onednn_that_cannot_run_is_none(asked_anew, monkeypatch):
+    def fail(operator):
+        raise RuntimeError("no such device")
+
+    monkeypatch.setattr(products.workspace.C, "use_mkldnn", True)
+    monkeypatch.setattr(products.workspace, "RunOperatorOnce", fail)
+    assert not products.has_onednn()
+    assert workspace.CurrentWorkspace() == "default"
+
+
+def test_a_layout_that_cannot_be_prepared_is_no_candidate(monkeypatch):
+    layouts_ = products.layouts
+
+    def with_a_bad_one(product):
+        (first, *_) = layouts_(product)
+        bad = products.Step("NoSuchOperator", ("A",), ("A of it",), {})
+        return [first, first._replace(name="bad", prepared=(bad,))]
+
+    monkeypatch.setattr(products, "layouts", with_a_bad_one)
+    subject = products.Products(SMALL, FORWARD)
+    try:
+        assert subject.run(1) > 0
+        assert {layout for layout, _ in subject.best().values()} == {"FC(A, B')"}
+    finally:
+        subject.close()
 
 
 def test_the_products_of_a_pass_are_counted():
