@@ -4,7 +4,7 @@ They come from the caller, from blobs that are in the workspace, and from Caffe2
 operators before the loop.
 """
 
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core, workspace
@@ -28,6 +28,10 @@ class Sizes:
 
     def shape(self, outer: str) -> Optional[Shape]:
         return self._shapes.get(outer)
+
+    def made_by(self, operators: Sequence[caffe2_pb2.OperatorDef]) -> Dict[str, Shape]:
+        """The shapes of what operators compute that a rule has put in front of a loop."""
+        return _inferred([operator for operator in operators if not is_on_onednn(operator)], self._shapes)
 
     def steps(self, loop: Loop) -> Optional[int]:
         """T, if it is known."""

@@ -14,6 +14,7 @@ import step_nets
 from caffe2_recurrent import LSTM, MILSTM, optimize, recurrent_net, retrieve_step_blobs
 from caffe2_recurrent.loop import read_loops
 from caffe2_recurrent.rewriting.rules import RULES, forward_links, transposed_weights
+from caffe2_recurrent.rewriting.step_products import AS_IT_IS, TRANSPOSED
 from rewriting_support import LOOP, D, N, T
 
 STEPS = ("step_net", "backward_step_net")
@@ -485,11 +486,16 @@ def refusals(report):
 
 
 @pytest.fixture
-def intel(monkeypatch):
-    monkeypatch.setattr(transposed_weights, "made_by_intel", lambda: True)
+def tried(monkeypatch):
+    """Made-up times of a product: 10 as it is; transposed 9, and 5 to transpose the weights."""
+
+    def seconds_of_step(size, way, steps):
+        return {AS_IT_IS: 10.0, TRANSPOSED: 9.0 + 5.0 / (steps or 1)}[way]
+
+    monkeypatch.setattr(transposed_weights, "seconds_of_step", seconds_of_step)
 
 
-def test_sizes_that_are_given(intel):
+def test_sizes_that_are_given(tried):
     counts = optimize(large(), shapes=SHAPES).counts
     assert counts["lstm_unit"] == counts["transposed_weights"] == 1
 
@@ -500,12 +506,12 @@ def test_sizes_of_the_blobs_in_the_workspace():
     assert optimize(large()).counts["lstm_unit"] == 1
 
 
-def test_sizes_that_are_given_come_before_those_of_the_workspace(intel):
+def test_sizes_that_are_given_come_before_those_of_the_workspace(tried):
     for name, shape in SHAPES.items():
         workspace.FeedBlob(name, np.zeros(shape, dtype=np.float32))
     report = optimize(large(), shapes={"x": (3, 1, 3), "h0": (1, 1, 80), "c0": (1, 1, 80)})
     assert refusals(report)["lstm_unit"] == "with 80 elements in a state LSTMUnit is faster"
-    assert refusals(report)["transposed_weights"] == "with 3 steps it costs more than it gains"
+    assert refusals(report)["transposed_weights"] == "for [1, 80] x [80, 320] it is not faster"
 
 
 def test_sizes_that_are_not_known():

@@ -6,6 +6,7 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.operator_arguments import string
 from caffe2_recurrent.viewing.graph import Cluster, Edge, Graph, Kind, Line, Node, Role
+from caffe2_recurrent.viewing.operator_text import type_text
 from caffe2_recurrent.viewing.short_names import common_scope, short_names
 
 OUTER = "outer"
@@ -28,7 +29,9 @@ class Parts:
 
     def operator(self, key: str, cluster: str, operator: caffe2_pb2.OperatorDef) -> str:
         kind = string(operator, "operator", "") if operator.type == "ATen" else ""
-        self._nodes[key] = Node(key, cluster, Role.OPERATOR, (Line(" ".join([operator.type, kind]).rstrip(), ""),), ())
+        self._nodes[key] = Node(
+            key, cluster, Role.OPERATOR, (Line(" ".join([type_text(operator), kind]).rstrip(), ""),), ()
+        )
         return key
 
     def blob(self, key: str, cluster: str, role: Role, blob: str, small: str = "") -> str:

@@ -4,6 +4,8 @@ from typing import Any, Sequence
 
 from caffe2.proto import caffe2_pb2
 
+from caffe2_recurrent.operators import is_on_onednn
+
 LONGEST_LIST = 4
 LONGEST_STRING = 40
 
@@ -11,6 +13,11 @@ LONGEST_STRING = 40
 def arguments_text(operator: caffe2_pb2.OperatorDef) -> str:
     """`axis=2, mode='sequence'`; long lists and strings shortened, nets by their number of operators."""
     return ", ".join("{}={}".format(given.name, _value(given)) for given in operator.arg)
+
+
+def type_text(operator: caffe2_pb2.OperatorDef) -> str:
+    """`FC`; `FC (oneDNN)` where it is not Caffe2's own."""
+    return operator.type + (" (oneDNN)" if is_on_onednn(operator) else "")
 
 
 def device_text(device: caffe2_pb2.DeviceOption) -> str:

@@ -5,7 +5,7 @@ from typing import Iterator, List, NamedTuple, Optional, Sequence
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.viewing.kept import STEP_NUMBER_BYTES, Place, StepBlob
-from caffe2_recurrent.viewing.operator_text import arguments_text, device_text
+from caffe2_recurrent.viewing.operator_text import arguments_text, device_text, type_text
 from caffe2_recurrent.viewing.source import SeenLoop
 from caffe2_recurrent.viewing.structure import Executor, Output, Reference, SequenceInput, State
 from caffe2_recurrent.viewing.tensors import Tensor
@@ -163,7 +163,7 @@ def _setting(value: Optional[int], default: int, what: str) -> str:
 
 def _operators(operators: Sequence[caffe2_pb2.OperatorDef]) -> List[str]:
     place = max((len(str(len(operators) - 1)), 1))
-    width = max((len(operator.type) for operator in operators), default=0)
+    width = max((len(type_text(operator)) for operator in operators), default=0)
     lines = []
     for position, operator in enumerate(operators):
         arguments = arguments_text(operator)
@@ -171,7 +171,7 @@ def _operators(operators: Sequence[caffe2_pb2.OperatorDef]) -> List[str]:
             "{:>{}}  {:<{}}  {} -> {}{}".format(
                 position,
                 place,
-                operator.type,
+                type_text(operator),
                 width,
                 ", ".join(operator.input),
                 ", ".join(operator.output),

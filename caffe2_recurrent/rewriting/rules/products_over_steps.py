@@ -11,11 +11,10 @@ from caffe2_recurrent.operators import is_on_onednn, new_operator
 from caffe2_recurrent.rewriting import onednn, trial
 from caffe2_recurrent.rewriting.onednn import in_a_net, on_onednn
 from caffe2_recurrent.rewriting.rule import Rule, Site
+from caffe2_recurrent.rewriting.step_products import GAIN, weights_shape
 from caffe2_recurrent.sizes import Shape, Sizes
 
 PRODUCT, GRADIENT = "FC", "FCGradient"
-# A product must become faster by this factor: less is within the error of the trial.
-GAIN = 1.1
 # Multiplications in a trial; with more rows, time is in proportion to them.
 ENOUGH = 5e8
 
@@ -46,12 +45,13 @@ class ProductsOverSteps(Rule):
         operators, position = site.where
         operator = operators[position]
         weights = operator.input[1]
-        shape = sizes.shape(weights)
+        shape = weights_shape(loop, weights, sizes)
         if shape is None:
             return "the size of its weights '{}' is not known; give shapes".format(weights)
         if len(shape) != 2 or integer(operator, "axis_w", 1) != 1:
             return "its weights '{}' are laid out in another way".format(weights)
-        return None
+        axis = integer(operator, "axis", 1)
+        return None if axis > 0 else "its axis {} is not counted from the first dimension on, from 1".format(axis)
 
     def loss(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
         steps, batch = sizes.steps(loop), sizes.batch(loop)
@@ -59,23 +59,23 @@ class ProductsOverSteps(Rule):
             return "the numbers of steps and sequences are not known; give shapes"
         operators, position = site.where
         operator = operators[position]
-        outer, inner = _shape(operator, sizes)
+        outer, inner = _shape(loop, operator, sizes)
         tried = min(steps * batch, max(batch, int(ENOUGH / (outer * inner))))
         results = len(operator.output)
         if GAIN * _seconds(operator.type, tried, inner, outer, results, True) > _seconds(
             operator.type, tried, inner, outer, results, False
         ):
-            return "with {} rows of {} by {} oneDNN is not faster".format(steps * batch, inner, outer)
+            return "for [{0}, {1}] x [{1}, {2}] oneDNN is not faster".format(steps * batch, inner, outer)
         return None
 
     def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
         operators, position = site.where
-        outer, inner = _shape(operators[position], sizes)
+        outer, inner = _shape(loop, operators[position], sizes)
         operators[position : position + 1] = in_a_net(_by_onednn(loop, operators[position], inner, outer), loop)
 
 
-def _shape(operator: caffe2_pb2.OperatorDef, sizes: Sizes) -> List[int]:
-    shape = sizes.shape(operator.input[1])
+def _shape(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes) -> List[int]:
+    shape = weights_shape(loop, operator.input[1], sizes)
     assert shape is not None
     return list(shape)
 

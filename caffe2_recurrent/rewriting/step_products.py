@@ -1,0 +1,88 @@
+"""Products of a step with weights, and how long each way to have one takes; see `onednn.py` for two of the ways."""
+
+import functools
+from typing import Dict, NamedTuple, Optional
+
+from caffe2.proto import caffe2_pb2
+
+from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.operator_arguments import integer, set_arguments
+from caffe2_recurrent.operators import is_on_onednn
+from caffe2_recurrent.rewriting import onednn, trial
+from caffe2_recurrent.rewriting.rows import FEATURES
+from caffe2_recurrent.sizes import Shape, Sizes
+
+FC, TRANSPOSED, MULTIPLICATION = "FC", "FCTransposed", "BatchMatMul"
+PRODUCTS = frozenset([FC, TRANSPOSED, MULTIPLICATION])
+# A product must become faster by this factor: less is within the error of a trial.
+GAIN = 1.1
+AS_IT_IS = "as it is"
+
+
+class Size(NamedTuple):
+    """`rows` rows of `inner` numbers, by the operator `kind`, to rows of `outer`."""
+
+    kind: str
+    rows: int
+    inner: int
+    outer: int
+    has_bias: bool
+
+
+def is_with_weights(loop: Loop, operator: caffe2_pb2.OperatorDef) -> bool:
+    """Whether it is a product, not by oneDNN yet, with a blob that is the same in all steps."""
+    return operator.type in PRODUCTS and operator.input[1] in loop.references and not is_on_onednn(operator)
+
+
+def is_plain(operator: caffe2_pb2.OperatorDef) -> bool:
+    """Whether the product is over the last axis of `[1, N, K]`, with weights in their usual layout."""
+    if operator.type == MULTIPLICATION:
+        transposed = integer(operator, "trans_a", 0) or integer(operator, "trans_b", 0)
+        return bool(integer(operator, "broadcast", 0)) and not transposed
+    return integer(operator, "axis", 1) == FEATURES and integer(operator, "axis_w", 1) == 1
+
+
+def weights_shape(loop: Loop, blob: str, sizes: Sizes) -> Optional[Shape]:
+    """The shape of weights, also of those that another rule has made before the loop."""
+    return sizes.shape(blob) or sizes.made_by(loop.before).get(blob)
+
+
+def read_product(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes) -> onednn.Product:
+    weights = operator.input[1]
+    shape = weights_shape(loop, weights, sizes)
+    assert shape is not None
+    in_rows = operator.type == FC
+    inner, outer = shape[::-1] if in_rows else shape
+    return onednn.Product(
+        input=operator.input[0],
+        columns=None if in_rows else weights,
+        rows=weights if in_rows else None,
+        bias=operator.input[2] if len(operator.input) > 2 else None,
+        output=operator.output[0],
+        inner=inner,
+        outer=outer,
+    )
+
+
+def seconds_of_step(size: Size, way: str, steps: Optional[int]) -> float:
+    """The time of the product in a step, with its share of what has to be done once for all `steps`."""
+    found = tried(size, way)
+    return found.step + (found.once / steps if steps else 0.0)
+
+
+@functools.lru_cache(maxsize=None)
+def tried(size: Size, way: str) -> trial.Seconds:
+    """Such a product by itself: as it is, an FC with weights transposed beforehand, or in one of oneDNN's ways."""
+    weights: Shape = (size.outer, size.inner) if size.kind == FC else (size.inner, size.outer)
+    bias: Dict[str, Shape] = {"b": (size.outer,)} if size.has_bias else {}
+    shapes: Dict[str, Shape] = {"x": (1, size.rows, size.inner), "w": weights, **bias}
+    operator = caffe2_pb2.OperatorDef(type=size.kind, input=list(shapes), output=["y"])
+    set_arguments(operator, {"broadcast": 1} if size.kind == MULTIPLICATION else {"axis": FEATURES})
+    if way == AS_IT_IS:
+        return trial.seconds([operator], shapes)
+    loop = trial.lone_loop(shapes)
+    if way == TRANSPOSED:
+        operator.type, operator.input[1] = TRANSPOSED, loop.add_before("Transpose", ["w"], "w_transposed")
+        return trial.seconds([operator], shapes, loop.before)
+    emitter = onednn.emit(way, loop, read_product(loop, operator, Sizes(shapes)), operator)
+    return trial.seconds(emitter.operators, shapes, loop.before)

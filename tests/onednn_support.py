@@ -1,0 +1,115 @@
+"""Nets with oneDNN's operators in tests: made without trials, and looked into."""
+
+import contextlib
+import functools
+
+import pytest
+from caffe2.proto import caffe2_pb2
+from caffe2.python import workspace
+
+import comparing
+from caffe2_recurrent.operators import is_on_onednn
+from caffe2_recurrent.rewriting import onednn, step_products
+from caffe2_recurrent.rewriting.rules import packed_products
+from caffe2_recurrent.rewriting.trial import Seconds
+from cells import CELLS
+
+TO, FROM = onednn.TO, onednn.FROM
+KERNEL = {onednn.INNER_PRODUCT: "FC", onednn.CONVOLUTION: "Conv"}
+
+
+def force(monkeypatch, way):
+    """Have products of steps done in one way, without a trial."""
+    monkeypatch.setattr(packed_products, "_fastest", lambda size, steps: way)
+
+
+def make_up(monkeypatch, as_it_is, transposed=None, **ways):
+    """Have a trial of a product find `Seconds` as it is, `transposed`, and by `inner_product` and `convolution`."""
+    found = {step_products.AS_IT_IS: as_it_is, step_products.TRANSPOSED: transposed or as_it_is}
+    found.update({way: ways[way.replace(" ", "_")] for way in onednn.WAYS})
+    monkeypatch.setattr(step_products, "tried", lambda size, way: found[way])
+
+
+def make_up_gain(monkeypatch):
+    """Have every trial of a product of a step find transposed weights faster, and oneDNN faster still."""
+    make_up(
+        monkeypatch,
+        Seconds(0.0, 2.0),
+        Seconds(0.0, 1.5),
+        inner_product=Seconds(0.0, 1.0),
+        convolution=Seconds(0.0, 0.5),
+    )
+
+
+def proto_of(net):
+    return net if isinstance(net, caffe2_pb2.NetDef) else getattr(net, "net", net).Proto()
+
+
+def inner_nets(net):
+    """The nets of a net, each with where it is: `(type of the operator, name of the argument)`."""
+    for operator in proto_of(net).op:
+        for given in operator.arg:
+            if given.HasField("n"):
+                yield (operator.type, given.name), given.n
+
+
+def in_ifs(net):
+    """The operators that the outer net runs inside of Ifs."""
+    return [operator for where, inner in inner_nets(net) if where == ("If", "then_net") for operator in inner.op]
+
+
+def on_onednn(operators):
+    """The types of those that are oneDNN's."""
+    return [operator.type for operator in operators if is_on_onednn(operator)]
+
+
+def assert_placed(net):
+    """The outer net itself runs no operator of oneDNN's, which it would crash on with some types of nets."""
+    assert on_onednn(proto_of(net).op) == []
+
+
+@contextlib.contextmanager
+def leaving_no_trace():
+    """What runs inside leaves the workspace and which one it is as they were, and nothing in those it makes."""
+
+    def state():
+        blobs = {blob: repr(workspace.FetchBlob(blob)) for blob in workspace.Blobs()}
+        return workspace.CurrentWorkspace(), blobs, set(workspace.C.nets())
+
+    before = state()
+    yield
+    assert state() == before
+    for name in set(workspace.Workspaces()) - {before[0]}:
+        workspace.SwitchWorkspace(name)
+        left = workspace.Blobs()
+        workspace.SwitchWorkspace(before[0])
+        assert left == [], name
+
+
+VARIANTS = {
+    "kept": lambda cell: cell.but(lengths=[3, 1], options={"outputs_with_grads": "auto"}),
+    "recomputed": lambda cell: cell.remembering_nothing().but(rank=1),
+}
+NAMES = [cell.name for cell in CELLS]
+EVERY_CELL = pytest.mark.parametrize("name, variant", [(name, variant) for name in NAMES for variant in VARIANTS])
+
+
+def cell_of(name, variant):
+    return VARIANTS[variant](CELLS[NAMES.index(name)])
+
+
+@functools.lru_cache(maxsize=None)
+def reference(name, variant):
+    """Outputs, and gradients by name, of the numpy loop; central differences take longer than a net does."""
+    cell = cell_of(name, variant)
+    return cell.reference(), cell.reference_gradients()
+
+
+def assert_cell(name, variant, rewrite):
+    """A layer of the registry, rewritten, has the values and gradients of the numpy loop."""
+    outputs, gradients, _ = cell_of(name, variant).run(executor=False, rewrite=rewrite)
+    expected_outputs, expected_gradients = reference(name, variant)
+    for index, expected in enumerate(expected_outputs):
+        comparing.assert_close(outputs[index], expected, index)
+    for blob, expected in expected_gradients.items():
+        comparing.assert_close(gradients[blob], expected, blob)

@@ -1,0 +1,336 @@
+"""`products_over_steps`: products before and after a loop, and of the net around it, by oneDNN."""
+
+import numpy as np
+import pytest
+from caffe2.python import core, workspace
+
+import comparing
+import rewriting_support as support
+from caffe2_recurrent import optimize, recurrent_net
+from caffe2_recurrent.loop import read_loops
+from caffe2_recurrent.operators import is_on_onednn
+from caffe2_recurrent.rewriting import onednn
+from caffe2_recurrent.rewriting.rules import products_over_steps
+from onednn_support import EVERY_CELL, assert_cell, assert_placed, in_ifs
+from step_nets import D, Maker, N, T
+from test_rewriting_rules import EVERY_STEP_NET, lstm_loop, set_argument, why
+
+RULE = "products_over_steps"
+MOVED = ["sequence_operators", "parameter_gradients", RULE]
+PRODUCT, GRADIENT = "FC", "FCGradient"
+
+
+class Net:
+    """X = FC(x, w, b), and loops h_t = tanh(u_w h + u_b + X_t) over it; values for its inputs.
+
+    `change` gets the finished net. `gradients` are those of the inputs that have one.
+    """
+
+    def __init__(self, shape=(T, N, 4), loops=1, axis=2, axis_w=1, change=lambda net: None):
+        workspace.ResetWorkspace()
+        inner = int(np.prod(shape[axis:]))
+        self.net = core.Net("net")
+        weights = (D, inner) if axis_w == 1 else (D, *shape[axis:])
+        self.shapes = {"x": shape, "w": weights, "b": (D,), "seed": (T, N, D)}
+        result = self.net.FC(["x", "w", "b"], "X", axis=axis, **({} if axis_w == 1 else {"axis_w": axis_w}))
+        if axis == 1:
+            result, _ = self.net.Reshape(result, ["sequence", "old_shape"], shape=[T, N, D])
+        self.outputs = [self._loop(str(number), str(result)) for number in range(loops)]
+        seed = self.net.AddExternalInput("seed")
+        found = self.net.AddGradientOperators(dict.fromkeys(self.outputs, seed))
+        self.gradients = {str(blob): str(gradient) for blob, gradient in found.items() if str(blob) in self.shapes}
+        change(self.net)
+        random = np.random.RandomState(1)
+        for blob, size in self.shapes.items():
+            workspace.FeedBlob(blob, random.uniform(-1, 1, size).astype(np.float32))
+
+    def _loop(self, number, sequence):
+        make = Maker(seed=int(number))
+        (x,) = make.cell.AddScopedExternalInputs("x_t")
+        make.inputs.append((x, sequence))
+        state = make.state("h" + number)
+        total = make.cell.Sum([make.fc(state, "u" + number), x], "total")
+        make.link(state, make.cell.Tanh(total, "h_t"))
+        self.shapes.update({name: value.shape for name, value in make.outer.items()})
+        # Two loops over one sequence add up its gradient.
+        options = {"scope": "loop" + number, "outputs_with_grads": "auto"}
+        return comparing.build(recurrent_net, make.done(), self.net, **options)[1][0]
+
+    def values(self):
+        """Outputs and gradients by name, `X` among them, after a run."""
+        workspace.RunNetOnce(self.net)
+        gradients = {blob: workspace.FetchBlob(gradient) for blob, gradient in self.gradients.items()}
+        return [workspace.FetchBlob(blob) for blob in [*map(str, self.outputs), "X"]], gradients
+
+
+def outside(net):
+    """The types of the products that the net itself runs, without Ifs."""
+    return [operator.type for operator in net.Proto().op if operator.type in (PRODUCT, GRADIENT)]
+
+
+def assert_kept(rules=(RULE,), gone=(), **options):
+    """A net optimised twice gives what it gave, in the same shapes; the report."""
+    expected = Net(**options).values()
+    made = Net(**options)
+    rewrite = support.Optimised(rules)
+    rewrite(made.net)
+    assert_placed(made.net)
+    products = [operator.type for operator in in_ifs(made.net) if operator.type in (PRODUCT, GRADIENT)]
+    assert sorted(products) == sorted(gone) and set(outside(made.net)).isdisjoint(gone)
+    assert all(map(is_on_onednn, (operator for operator in in_ifs(made.net) if operator.type in (PRODUCT, GRADIENT))))
+    support.assert_same(made.values(), expected)
+    return rewrite.report
+
+
+# The product of the net that makes the loop's sequence.
+
+BOTH = [PRODUCT, GRADIENT]
+PLACES = ["FC -> 'X'", "FCGradient -> 'w_grad', 'b_grad', 'x_grad'"]
+
+
+@pytest.mark.parametrize("shape", [(T, N, 4), (T, N, 2, 2), (T, N, 17)], ids=str)
+def test_the_product_that_makes_the_sequence(shape):
+    """Axes, shapes and values stay, whatever X has behind [T, N]."""
+    report = assert_kept(gone=BOTH, shape=shape)
+    assert [rewrite.what for rewrite in report.rewrites] == PLACES
+
+
+def without_the_gradient_of_x(net):
+    (gradient,) = [operator for operator in net.Proto().op if operator.output[:1] == ["w_grad"]]
+    del gradient.output[2:]
+
+
+def test_a_gradient_operator_of_two_outputs():
+    made = Net(change=without_the_gradient_of_x)
+    assert made.gradients.pop("x") == "x_grad"
+    rewrite = support.Optimised([RULE])
+    rewrite(made.net)
+    assert [rewrite.what for rewrite in rewrite.report.rewrites] == ["FC -> 'X'", "FCGradient -> 'w_grad', 'b_grad'"]
+    expected = Net()
+    del expected.gradients["x"]
+    support.assert_same(made.values(), expected.values())
+
+
+def test_two_loops_over_one_result():
+    """Each of them says so, and the net has the product once."""
+    report = assert_kept(loops=2, gone=BOTH)
+    assert [(rewrite.loop, rewrite.what) for rewrite in report.rewrites] == [
+        (loop, place) for loop in report.loops for place in PLACES
+    ]
+
+
+def test_a_product_whose_result_is_no_sequence_of_the_loop():
+    """The loop's sequence is made of it, by another operator."""
+    report = assert_kept(axis=1, shape=(T * N, 4), gone=[])
+    assert report.total == 0 and report.refusals == ()
+
+
+def test_a_product_beside_the_loop():
+    def beside(net):
+        net.FC(["x", "w", "b"], "beside", axis=2)
+
+    made = Net(change=beside)
+    assert optimize(made.net, [RULE], even_if_slower=True).total == 2
+    assert outside(made.net) == [PRODUCT]
+    made.values()
+    np.testing.assert_allclose(workspace.FetchBlob("X"), workspace.FetchBlob("beside"), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"lengths": True}, {"memory_optimization": True}], ids=str)
+def test_the_product_of_an_lstm(options):
+    expected = support.run(*support.lstm(**options))
+    workspace.ResetWorkspace()
+    model, blobs = support.lstm(**options)
+    rewrite = support.Optimised(["parameter_gradients", RULE])
+    rewrite(model)
+    assert [rewrite.what for rewrite in rewrite.report.rewrites if rewrite.rule == RULE] == [
+        "FCGradient -> 'layer/gates_t_w_grad', 'layer/gates_t_b_grad'",
+        "FC -> 'layer/i2h'",
+        "FCGradient -> 'layer/i2h_w_grad', 'layer/i2h_b_grad', 'x_grad'",
+    ]
+    assert outside(model.net) == []
+    support.assert_same(support.run(model, blobs), expected)
+
+
+# Products that other rules have moved out of the loop.
+
+
+def of_reference(rank):
+    """h_t = tanh(v . FC(e) + x + h), where e `[1, 2, 4]` or `[2, 4]` is the same in all steps."""
+    make = Maker()
+    x, h = make.sequence(), make.state()
+    shape = (1, N, 4) if rank == 3 else (N, 4)
+    e = make.reference("e", *shape)
+    weights, bias = make.reference("w", D, 4), make.reference("b", D)
+    product = make.cell.FC([e, weights, bias], "product", axis=rank - 1)
+    if rank == 2:
+        product = make.cell.ExpandDims(product, "with_steps", dims=[0])
+    make.link(h, make.cell.Tanh(make.cell.Sum([product, x, h], "total"), "h_t"))
+    return make.done()
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+def test_a_product_that_no_step_changes(rank):
+    rewrite = support.Optimised(["invariants", RULE])
+    step_net = of_reference(rank)
+    outputs, gradients = comparing.run(recurrent_net, step_net, rewrite=rewrite)
+    # The gradient of such a product stays in the loop.
+    assert rewrite.report.counts[RULE] == 1 and [op.type for op in in_ifs(rewrite.net)].count(PRODUCT) == 1
+    comparing.assert_outputs_and_gradients(step_net, outputs, gradients)
+
+
+@EVERY_CELL
+def test_cells(name, variant):
+    rewrite = support.Optimised(MOVED)
+    assert_cell(name, variant, rewrite)
+    assert rewrite.report.counts[RULE]
+    assert outside(rewrite.net)[:1] != [GRADIENT]
+
+
+@EVERY_STEP_NET
+def test_step_nets(make):
+    rewrite = support.Optimised(MOVED)
+    step_net = make()
+    outputs, gradients = comparing.run(recurrent_net, step_net, rewrite=rewrite)
+    comparing.assert_outputs_and_gradients(step_net, outputs, gradients)
+    counts = rewrite.report.counts
+    assert (counts[RULE] > 0) == (counts["sequence_operators"] + counts["parameter_gradients"] > 0)
+    assert outside(rewrite.net) == []
+
+
+WRONG = [(PRODUCT, 0, "other"), (PRODUCT, 2, "u0_b"), (GRADIENT, 0, "other"), (GRADIENT, 2, "X")]
+
+
+@pytest.mark.parametrize("kind, position, blob", WRONG)
+def test_a_wrong_product_is_seen(kind, position, blob, monkeypatch):
+    """One that reads another blob: what the tests above compare would not pass over it."""
+    by_onednn = products_over_steps._by_onednn
+
+    def by_onednn_wrongly(loop, operator, inner, outer):
+        if operator.type == kind:
+            operator.input[position] = blob
+        return by_onednn(loop, operator, inner, outer)
+
+    monkeypatch.setattr(products_over_steps, "_by_onednn", by_onednn_wrongly)
+    expected = Net().values()
+    made = Net(change=lambda net: net.AddExternalInput("other"))
+    workspace.FeedBlob("other", np.ones((T, N, 4), dtype=np.float32))
+    assert optimize(made.net, [RULE], even_if_slower=True).total == 2
+    with pytest.raises(AssertionError, match="output 0" if kind == PRODUCT else "gradient of [wbx]"):
+        support.assert_same(made.values(), expected)
+
+
+def test_other_numbers_of_steps_and_sequences():
+    def run(change):
+        workspace.ResetWorkspace()
+        model, blobs = support.lstm()
+        change(model)
+        workspace.CreateNet(model.net)
+        found = []
+        for seed, (steps, batch) in enumerate([(9, 3), (2, 1), (14, 17), (1, 2), (3, 7)]):
+            support.feed(steps, batch, seed=seed)
+            workspace.RunNet(model.net)
+            found += support.values(blobs)[0]
+        return found, {}
+
+    support.assert_same(run(support.Optimised(["parameter_gradients", RULE])), run(lambda model: None))
+
+
+# Refusals, and what had better stay.
+
+SHAPES = {"layer/i2h_w": (16, 2), "layer/i2h": (9, 3, 16)}
+
+
+def said(shapes=SHAPES, change=lambda operator: None, **options):
+    """What the rule says about the product of an LSTM and its gradient."""
+    loop = lstm_loop()
+    for operators in loop.around.values():
+        change(operators[0])
+    return why(RULE, loop, shapes, **options)
+
+
+def test_an_lstm_is_no_near_miss():
+    assert said() == [None, None]
+
+
+def test_without_onednn(monkeypatch):
+    monkeypatch.setattr(onednn, "is_missing", lambda: True)
+    assert said() == ["this Caffe2 has no oneDNN"] * 2
+
+
+def test_weights_of_unknown_size():
+    assert said({}) == ["the size of its weights 'layer/i2h_w' is not known; give shapes"] * 2
+
+
+def test_weights_that_are_laid_out_in_another_way():
+    expected = ["its weights 'layer/i2h_w' are laid out in another way"] * 2
+    assert said({"layer/i2h_w": (16, 1, 2)}) == expected
+    assert said(change=lambda operator: set_argument(operator, axis_w=2)) == expected
+
+
+def test_an_axis_that_is_counted_from_the_end():
+    expected = ["its axis -1 is not counted from the first dimension on, from 1"] * 2
+    assert said(change=lambda operator: set_argument(operator, axis=-1)) == expected
+
+
+def test_products_of_onednn_are_no_places():
+    assert said(change=onednn.on_onednn) == []
+
+
+def test_what_is_around_a_loop():
+    """In a copy: the net stays as it is until it has been rewritten."""
+    net = Net(loops=2).net
+    for loop in read_loops(net.Proto()).values():
+        assert sorted(loop.around) == [0, len(net.Proto().op) - 1]
+        for position, (copy,) in loop.around.items():
+            assert copy == net.Proto().op[position] and copy is not net.Proto().op[position]
+
+
+@pytest.mark.parametrize("known", ["layer/i2h_w", "steps", "batch"])
+def test_a_loss_where_the_numbers_of_rows_are_not_known(known):
+    shapes = {"layer/i2h_w": SHAPES["layer/i2h_w"]}
+    if known == "steps":
+        shapes["layer/i2h"] = (9,)
+    elif known == "batch":
+        shapes["h0"] = (1, 3, 4)
+    assert said(shapes, loss=True) == ["the numbers of steps and sequences are not known; give shapes"] * 2
+
+
+@pytest.mark.parametrize(
+    "as_it_is, faster",
+    [({PRODUCT: 1.2, GRADIENT: 1.2}, [True, True]), ({PRODUCT: 1.05, GRADIENT: 1.2}, [False, True])],
+    ids=["faster", "within the error of a trial"],
+)
+def test_a_loss_where_a_trial_finds_one(as_it_is, faster, monkeypatch):
+    seen = []
+
+    def seconds(kind, rows, inner, outer, results, by_onednn):
+        seen.append((kind, rows, inner, outer, results))
+        return 1.0 if by_onednn else as_it_is[kind]
+
+    monkeypatch.setattr(products_over_steps, "_seconds", seconds)
+    slower = "for [27, 2] x [2, 16] oneDNN is not faster"
+    assert said(loss=True) == [None if gain else slower for gain in faster]
+    assert set(seen) == {(PRODUCT, 27, 2, 16, 1), (GRADIENT, 27, 2, 16, 3)}
+
+
+@pytest.mark.parametrize("shape, rows", [((1000, 64), 476), ((2, 700), 700), ((2, 64), 128)], ids=str)
+def test_a_trial_of_many_rows_is_made_with_fewer(shape, rows, monkeypatch):
+    """But not with fewer than a step has, nor more than there are."""
+    seen = set()
+
+    def seconds(kind, tried, *others):
+        seen.add(tried)
+        return 1.0
+
+    monkeypatch.setattr(products_over_steps, "_seconds", seconds)
+    expected = "for [{}, 512] x [512, 2048] oneDNN is not faster".format(shape[0] * shape[1])
+    assert said({"layer/i2h_w": (2048, 512), "layer/i2h": (*shape, 2048)}, loss=True) == [expected] * 2
+    assert seen == {rows}
+
+
+@pytest.mark.parametrize("kind, results", [(PRODUCT, 1), (GRADIENT, 2), (GRADIENT, 3)])
+@pytest.mark.parametrize("by_onednn", [True, False])
+def test_products_are_tried(kind, results, by_onednn):
+    """Each of them runs by itself; nobody knows how long that takes."""
+    assert products_over_steps._seconds.__wrapped__(kind, 6, 5, 7, results, by_onednn) > 0

@@ -1,0 +1,152 @@
+"""`trial`: operators timed in a workspace of their own; `vectorised`, which decides by it. Never how long they take."""
+
+import numpy as np
+import pytest
+from caffe2.proto import caffe2_pb2
+from caffe2.python import core, workspace
+
+from caffe2_recurrent.rewriting import trial, vectorised
+from caffe2_recurrent.rewriting.emit import Emitter
+from caffe2_recurrent.rewriting.trial import Seconds
+from onednn_support import leaving_no_trace
+
+SHAPES = {"x": (5, 4), "w": (3, 4), "b": (3,)}
+PRODUCT = core.CreateOperator("FC", ["x", "w", "b"], ["y"])
+
+
+@pytest.fixture
+def own():
+    """The workspace of a caller, with a blob by a name that the trials use and a net."""
+    before = workspace.CurrentWorkspace()
+    workspace.SwitchWorkspace("callers", True)
+    workspace.FeedBlob("x", np.arange(3.0))
+    net = core.Net("trial_step")
+    net.Copy("x", "copied")
+    workspace.CreateNet(net)
+    yield net
+    assert workspace.CurrentWorkspace() == "callers"
+    # As it was created, and not one of a trial's.
+    workspace.RunNet(net)
+    np.testing.assert_array_equal(workspace.FetchBlob("copied"), np.arange(3.0))
+    workspace.ResetWorkspace()
+    workspace.SwitchWorkspace(before)
+
+
+def test_times_of_a_step_and_of_what_is_done_once(own):
+    with leaving_no_trace():
+        found = trial.seconds([core.CreateOperator("Tanh", ["y"], ["z"])], SHAPES, once=[PRODUCT])
+    assert found.once > 0 and found.step > 0
+
+
+def test_nothing_to_do_once(own):
+    with leaving_no_trace():
+        found = trial.seconds([PRODUCT], SHAPES)
+    assert found.once == 0 and found.step > 0
+
+
+NONSENSE = caffe2_pb2.OperatorDef(type="Nonsense")
+CANNOT_RUN = {
+    "unknown": ([NONSENSE], (), "Cannot create operator of type 'Nonsense'"),
+    "unknown, once": ([PRODUCT], [NONSENSE], "Cannot create operator of type 'Nonsense'"),
+    "no input": ([core.CreateOperator("Tanh", ["nowhere"], ["z"])], (), "non-existing input blob: nowhere"),
+    "sizes": ([core.CreateOperator("FC", ["x", "x", "b"], ["y"])], (), "Error from operator"),
+}
+
+
+@pytest.mark.parametrize("step, once, reason", CANNOT_RUN.values(), ids=list(CANNOT_RUN))
+def test_what_cannot_run(step, once, reason, own):
+    with leaving_no_trace(), pytest.raises(RuntimeError, match=reason):
+        trial.seconds(step, SHAPES, once)
+
+
+def test_random_numbers_of_the_caller_stay():
+    np.random.seed(3)
+    expected = np.random.rand(4)
+    np.random.seed(3)
+    trial.seconds([PRODUCT], SHAPES)
+    np.testing.assert_array_equal(np.random.rand(4), expected)
+
+
+def test_inputs(monkeypatch):
+    """Of the shapes given, float32, the same each time, and neither all alike nor large."""
+    found = []
+    monkeypatch.setattr(trial, "_best", lambda net: found.append({b: workspace.FetchBlob(b) for b in SHAPES}) or 1.0)
+    for _ in range(2):
+        assert trial.seconds([PRODUCT], SHAPES) == Seconds(0.0, 1.0)
+    for blob, shape in SHAPES.items():
+        assert found[0][blob].shape == shape and found[0][blob].dtype == np.float32
+        assert np.ptp(found[0][blob]) > 0 and np.abs(found[0][blob]).max() <= 1
+        np.testing.assert_array_equal(found[0][blob], found[1][blob])
+
+
+@pytest.mark.parametrize(
+    "times, expected, runs",
+    [
+        # One run is enough for the clock: a few rounds of it.
+        ([4e-4, 5e-4, 3e-4, 5e-4, 6e-4, 5e-4], 3e-4, [1] + [1] * 5),
+        # So short that a round takes many.
+        ([1e-6] + [2e-6] * 5, 1e-6, [1] + [100] * 5),
+        ([9e-5] + [2e-4, 8e-5, 2e-4, 2e-4, 2e-4], 8e-5, [1] + [3] * 5),
+        # So long that one round must do.
+        ([0.2, 0.3], 0.2, [1, 1]),
+        ([0.04, 0.03, 0.05], 0.03, [1, 1, 1]),
+        ([0.0] + [0.0] * 5, 0.0, [1] + [100] * 5),
+    ],
+)
+def test_the_best_of_some_rounds(times, expected, runs, monkeypatch):
+    asked, left = [], iter(times)
+    monkeypatch.setattr(trial, "_time", lambda net, runs: asked.append(runs) or next(left))
+    assert trial.seconds([PRODUCT], SHAPES) == Seconds(0.0, expected)
+    assert asked == runs and list(left) == []
+
+
+def test_a_loop_of_nothing():
+    loop = trial.lone_loop(["x", "x_1"])
+    assert loop.steps == [[]] and loop.before == []
+    assert loop.new_blob("x") == "x_2" and loop.new_blob("y") == "y"
+
+
+# Sigmoid and Tanh.
+
+KINDS = pytest.mark.parametrize("kind", vectorised.KINDS)
+
+
+def emitted(kind, elements):
+    """What takes the place of an operator: its type, and the operator that ATen is told to run."""
+    loop = trial.lone_loop(["x"])
+    emitter = Emitter(loop, loop.forward, "x")
+    blob = vectorised.emit(emitter, kind, "x", "made", elements)
+    (operator,) = emitter.operators
+    assert list(operator.input) == ["x"] and list(operator.output) == [blob] and blob in emitter.made
+    return operator.type, [given.s.decode() for given in operator.arg]
+
+
+@KINDS
+def test_the_faster_operator_is_taken(kind, monkeypatch):
+    monkeypatch.setattr(vectorised, "aten_is_faster", lambda asked, elements: asked == kind and elements > 10)
+    assert emitted(kind, 11) == ("ATen", [kind.lower()])
+    assert emitted(kind, 10) == (kind, [])
+
+
+@KINDS
+def test_atens_operator_is_taken_where_the_size_is_not_known(kind, monkeypatch):
+    monkeypatch.setattr(vectorised, "aten_is_faster", lambda asked, elements: False)
+    assert emitted(kind, None) == ("ATen", [kind.lower()])
+
+
+@KINDS
+@pytest.mark.parametrize("atens, own, faster", [(1.0, 2.0, True), (2.0, 1.0, False), (1.0, 1.0, False)])
+def test_what_a_trial_says(kind, atens, own, faster, monkeypatch):
+    def seconds(operators, shapes):
+        (operator,) = operators
+        assert shapes == dict.fromkeys(operator.input, (7,)) and operator.type in ("ATen", kind)
+        return Seconds(0.0, atens if operator.type == "ATen" else own)
+
+    monkeypatch.setattr(trial, "seconds", seconds)
+    assert vectorised.aten_is_faster.__wrapped__(kind, 7) is faster
+
+
+@KINDS
+def test_both_operators_run(kind):
+    with leaving_no_trace():
+        assert vectorised.aten_is_faster.__wrapped__(kind, 50) in (True, False)
