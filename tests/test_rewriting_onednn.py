@@ -577,13 +577,13 @@ def test_the_way_that_a_trial_finds_faster_is_taken(monkeypatch):
 @pytest.mark.parametrize("way", [step_products.AS_IT_IS, *onednn.WAYS])
 def test_products_are_tried(kind, way):
     """Each of them runs, by itself and in each way; nobody knows how long that takes."""
-    found = step_products.tried.__wrapped__(Size(kind, 3, 5, 7, kind != "BatchMatMul"), way)
+    found = step_products.tried(Size(kind, 3, 5, 7, kind != "BatchMatMul"), way)
     assert found.step > 0
     assert (found.once > 0) == (way != step_products.AS_IT_IS)
 
 
 def test_transposed_weights_are_tried():
-    found = step_products.tried.__wrapped__(Size("FC", 3, 5, 7, True), step_products.TRANSPOSED)
+    found = step_products.tried(Size("FC", 3, 5, 7, True), step_products.TRANSPOSED)
     assert found.step > 0 and found.once > 0
 
 

@@ -333,4 +333,4 @@ def test_a_trial_of_many_rows_is_made_with_fewer(shape, rows, monkeypatch):
 @pytest.mark.parametrize("by_onednn", [True, False])
 def test_products_are_tried(kind, results, by_onednn):
     """Each of them runs by itself; nobody knows how long that takes."""
-    assert products_over_steps._seconds.__wrapped__(kind, 6, 5, 7, results, by_onednn) > 0
+    assert products_over_steps._seconds(kind, 6, 5, 7, results, by_onednn) > 0

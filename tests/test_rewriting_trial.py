@@ -83,14 +83,14 @@ def test_inputs(monkeypatch):
     "times, expected, runs",
     [
         # One run is enough for the clock: a few rounds of it.
-        ([4e-4, 5e-4, 3e-4, 5e-4, 6e-4, 5e-4], 3e-4, [1] + [1] * 5),
+        ([4e-4, 5e-4, 3e-4], 3e-4, [1] + [1] * 2),
         # So short that a round takes many.
-        ([1e-6] + [2e-6] * 5, 1e-6, [1] + [100] * 5),
-        ([9e-5] + [2e-4, 8e-5, 2e-4, 2e-4, 2e-4], 8e-5, [1] + [3] * 5),
+        ([1e-6] + [2e-6] * 2, 1e-6, [1] + [100] * 2),
+        ([9e-5] + [2e-4, 8e-5], 8e-5, [1] + [3] * 2),
         # So long that one round must do.
         ([0.2, 0.3], 0.2, [1, 1]),
         ([0.04, 0.03, 0.05], 0.03, [1, 1, 1]),
-        ([0.0] + [0.0] * 5, 0.0, [1] + [100] * 5),
+        ([0.0] + [0.0] * 2, 0.0, [1] + [100] * 2),
     ],
 )
 def test_the_best_of_some_rounds(times, expected, runs, monkeypatch):
@@ -150,3 +150,29 @@ def test_what_a_trial_says(kind, atens, own, faster, monkeypatch):
 def test_both_operators_run(kind):
     with leaving_no_trace():
         assert vectorised.aten_is_faster.__wrapped__(kind, 50) in (True, False)
+
+
+def test_candidates_take_turns():
+    seen = []
+
+    def candidate(name, *seconds):
+        left = list(seconds)
+
+        def run():
+            seen.append(name)
+            return Seconds(*left.pop(0))
+
+        return run
+
+    # A slow phase of the machine may meet one turn of each.
+    candidates = {"a": candidate("a", (9, 9), (2, 3), (3, 2)), "b": candidate("b", (1, 4), (9, 9), (1, 5))}
+    assert trial.in_turn(candidates) == {"a": (2, 2), "b": (1, 4)}
+    assert seen == ["a", "b"] * trial.TURNS
+
+
+def test_trials_are_remembered_until_they_are_forgotten():
+    made = []
+    remembering = trial.remembered(lambda size: made.append(size) or len(made))
+    assert [remembering(1), remembering(1), remembering(2)] == [1, 1, 2]
+    trial.forget()
+    assert remembering(1) == 3

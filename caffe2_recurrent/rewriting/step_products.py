@@ -70,9 +70,19 @@ def seconds_of_step(size: Size, way: str, steps: Optional[int]) -> float:
     return found.step + (found.once / steps if steps else 0.0)
 
 
-@functools.lru_cache(maxsize=None)
 def tried(size: Size, way: str) -> trial.Seconds:
     """Such a product by itself: as it is, an FC with weights transposed beforehand, or in one of oneDNN's ways."""
+    found: Dict[str, trial.Seconds] = _tried(size)
+    return found[way]
+
+
+@trial.remembered
+def _tried(size: Size) -> Dict[str, trial.Seconds]:
+    ways = [AS_IT_IS] + ([TRANSPOSED] if size.kind == FC else []) + ([] if onednn.is_missing() else list(onednn.WAYS))
+    return trial.in_turn({way: functools.partial(_seconds, size, way) for way in ways})
+
+
+def _seconds(size: Size, way: str) -> trial.Seconds:
     weights: Shape = (size.outer, size.inner) if size.kind == FC else (size.inner, size.outer)
     bias: Dict[str, Shape] = {"b": (size.outer,)} if size.has_bias else {}
     shapes: Dict[str, Shape] = {"x": (1, size.rows, size.inner), "w": weights, **bias}

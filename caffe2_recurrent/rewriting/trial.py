@@ -1,7 +1,12 @@
-"""How long operators take on this machine, with the threads that this process has: run, in a workspace of their own."""
+"""How long operators take on this machine, with the threads that this process has: run, in a workspace of their own.
 
+What is compared takes turns, so that what else goes on in the machine meets all of it; and it is remembered, because
+nets tend to have several loops of a size.
+"""
+
+import functools
 import time
-from typing import Iterable, List, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Sequence
 
 import numpy as np
 from caffe2.proto import caffe2_pb2
@@ -12,7 +17,8 @@ from caffe2_recurrent.scratch_workspace import scratch_workspace
 from caffe2_recurrent.sizes import Shape
 
 WORKSPACE = "caffe2_recurrent_trial"
-ROUNDS = 5
+TURNS = 3
+ROUNDS = 2
 # Seconds of a round: more than the clock's error, little beside what the net is optimised for.
 ENOUGH = 3e-4
 MOST_RUNS = 100
@@ -44,6 +50,33 @@ def seconds(step: Operators, shapes: Mapping[str, Shape], once: Operators = ()) 
             workspace.CreateNet(net)
             found.append(_best(net.name) if operators else 0.0)
         return Seconds(*found)
+
+
+def in_turn(candidates: Mapping[Any, Callable[[], Seconds]]) -> Dict[Any, Seconds]:
+    """The best times of all candidates, which are functions that time themselves once."""
+    found: Dict[Any, Seconds] = {}
+    for _ in range(TURNS):
+        for name, candidate in candidates.items():
+            again = candidate()
+            best = found.get(name, again)
+            found[name] = Seconds(min(best.once, again.once), min(best.step, again.step))
+    return found
+
+
+_remembering: List[Any] = []
+
+
+def remembered(function: Callable[..., Any]) -> Any:
+    """A function of trials that makes them once for the same arguments, until `forget`."""
+    cached = functools.lru_cache(maxsize=None)(function)
+    _remembering.append(cached)
+    return cached
+
+
+def forget() -> None:
+    """To be called when the process gets another number of threads: let all be tried again."""
+    for cached in _remembering:
+        cached.cache_clear()
 
 
 def lone_loop(names: Iterable[str]) -> Loop:

@@ -28,11 +28,15 @@ def emit(emitter: Emitter, kind: str, blob: str, name: str, elements: Optional[i
     return emitter.new(kind, [blob], name)
 
 
-@functools.lru_cache(maxsize=None)
+@trial.remembered
 def aten_is_faster(kind: str, elements: int) -> bool:
     """Whether ATen's operator takes less time than Caffe2's for so many elements; it is tried out."""
     shapes = {"x": (elements,)}
     own = caffe2_pb2.OperatorDef(type=kind, input=["x"], output=["y"])
     atens = caffe2_pb2.OperatorDef(type=ATEN, input=["x"], output=["y"])
     set_arguments(atens, {"operator": aten_name(kind)})
-    return trial.seconds([atens], shapes).step < trial.seconds([own], shapes).step
+    candidates = {
+        name: functools.partial(trial.seconds, [found], shapes) for name, found in ((ATEN, atens), (kind, own))
+    }
+    found = trial.in_turn(candidates)
+    return bool(found[ATEN].step < found[kind].step)

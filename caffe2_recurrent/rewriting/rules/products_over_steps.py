@@ -162,14 +162,24 @@ def _emit_gradient(emitter: _Emitter, operator: caffe2_pb2.OperatorDef, inner: i
         emitter.copy_back(source, blob, shape)
 
 
-@functools.lru_cache(maxsize=None)
 def _seconds(kind: str, rows: int, inner: int, outer: int, results: int, by_onednn: bool) -> float:
-    """Such a product by itself."""
+    """The time of such a product by itself."""
+    found: Dict[bool, trial.Seconds] = _tried(kind, rows, inner, outer, results)
+    return found[by_onednn].step
+
+
+@trial.remembered
+def _tried(kind: str, rows: int, inner: int, outer: int, results: int) -> Dict[bool, trial.Seconds]:
+    time = functools.partial(_time, kind, rows, inner, outer, results)
+    return trial.in_turn({by_onednn: functools.partial(time, by_onednn) for by_onednn in (False, True)})
+
+
+def _time(kind: str, rows: int, inner: int, outer: int, results: int, by_onednn: bool) -> trial.Seconds:
     third: Dict[str, Shape] = {"b": (outer,)} if kind == PRODUCT else {"dy": (rows, outer)}
     shapes: Dict[str, Shape] = {"x": (rows, inner), "w": (outer, inner), **third}
     outputs = ["y"] if kind == PRODUCT else ["dw", "db", "dx"][:results]
     operator = caffe2_pb2.OperatorDef(type=kind, input=list(shapes), output=outputs)
     if not by_onednn:
-        return trial.seconds([operator], shapes).step
+        return trial.seconds([operator], shapes)
     loop = trial.lone_loop([*shapes, *outputs])
-    return trial.seconds(in_a_net(_by_onednn(loop, operator, inner, outer), loop), shapes).step
+    return trial.seconds(in_a_net(_by_onednn(loop, operator, inner, outer), loop), shapes)
