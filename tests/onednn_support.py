@@ -24,9 +24,12 @@ def force(monkeypatch, way):
 
 
 def make_up(monkeypatch, as_it_is, transposed=None, **ways):
-    """Have a trial of a product find `Seconds` as it is, `transposed`, and by `inner_product` and `convolution`."""
+    """Have a trial of a product find `Seconds` as it is, `transposed`, and by `inner_product` and `convolution`.
+
+    Those that are not given are as it is.
+    """
     found = {step_products.AS_IT_IS: as_it_is, step_products.TRANSPOSED: transposed or as_it_is}
-    found.update({way: ways[way.replace(" ", "_")] for way in onednn.WAYS})
+    found.update({way: ways.get(way.replace(" ", "_"), as_it_is) for way in onednn.WAYS})
     monkeypatch.setattr(step_products, "tried", lambda size, way: found[way])
 
 

@@ -13,8 +13,9 @@ import step_memory
 import step_nets
 from caffe2_recurrent import LSTM, MILSTM, optimize, recurrent_net, retrieve_step_blobs
 from caffe2_recurrent.loop import read_loops
-from caffe2_recurrent.rewriting.rules import RULES, forward_links, transposed_weights
-from caffe2_recurrent.rewriting.step_products import AS_IT_IS, TRANSPOSED
+from caffe2_recurrent.rewriting.rules import RULES, forward_links
+from caffe2_recurrent.rewriting.trial import Seconds
+from onednn_support import make_up
 from rewriting_support import LOOP, D, N, T
 
 STEPS = ("step_net", "backward_step_net")
@@ -488,11 +489,7 @@ def refusals(report):
 @pytest.fixture
 def tried(monkeypatch):
     """Made-up times of a product: 10 as it is; transposed 9, and 5 to transpose the weights."""
-
-    def seconds_of_step(size, way, steps):
-        return {AS_IT_IS: 10.0, TRANSPOSED: 9.0 + 5.0 / (steps or 1)}[way]
-
-    monkeypatch.setattr(transposed_weights, "seconds_of_step", seconds_of_step)
+    make_up(monkeypatch, Seconds(0.0, 10.0), Seconds(5.0, 9.0))
 
 
 def test_sizes_that_are_given(tried):

@@ -11,10 +11,11 @@ import step_nets
 from caffe2_recurrent import GRU, LSTM, optimize, recurrent_net
 from caffe2_recurrent.loop import read_loops
 from caffe2_recurrent.rewriting import over_steps
-from caffe2_recurrent.rewriting.rules import RULES, lstm_unit, transposed_weights
-from caffe2_recurrent.rewriting.step_products import AS_IT_IS, TRANSPOSED
+from caffe2_recurrent.rewriting.rules import RULES, lstm_unit
+from caffe2_recurrent.rewriting.trial import Seconds
 from caffe2_recurrent.sizes import Sizes
 from cells import CELLS
+from onednn_support import make_up
 from step_nets import Maker
 
 OURS = (
@@ -354,11 +355,7 @@ def test_transposed_weights_refuses():
 @pytest.fixture
 def tried(monkeypatch):
     """Made-up times of a product: 10 as it is; transposed 9, and 5 to transpose the weights."""
-
-    def seconds_of_step(size, way, steps):
-        return {AS_IT_IS: 10.0, TRANSPOSED: 9.0 + 5.0 / (steps or 1)}[way]
-
-    monkeypatch.setattr(transposed_weights, "seconds_of_step", seconds_of_step)
+    make_up(monkeypatch, Seconds(0.0, 10.0), Seconds(5.0, 9.0))
 
 
 def test_transposed_weights_refrains_for_few_steps(tried):
