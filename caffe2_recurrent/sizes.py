@@ -31,7 +31,15 @@ class Sizes:
 
     def made_by(self, operators: Sequence[caffe2_pb2.OperatorDef]) -> Dict[str, Shape]:
         """The shapes of what operators compute that a rule has put in front of a loop."""
-        return _inferred([operator for operator in operators if not is_on_onednn(operator)], self._shapes)
+        found = dict(self._shapes)
+        for operator in operators:
+            known = {blob: found[blob] for blob in operator.input if blob in found}
+            if operator.type == "Transpose" and len(known.get(operator.input[0], ())) == 2:
+                # Of which older Caffe2s say nothing, but that its axes were invalid.
+                found[operator.output[0]] = known[operator.input[0]][::-1]
+            elif not is_on_onednn(operator):
+                found.update(_inferred([operator], known))
+        return found
 
     def steps(self, loop: Loop) -> Optional[int]:
         """T, if it is known."""

@@ -31,6 +31,7 @@ def make_up(monkeypatch, as_it_is, transposed=None, **ways):
     found = {step_products.AS_IT_IS: as_it_is, step_products.TRANSPOSED: transposed or as_it_is}
     found.update({way: ways.get(way.replace(" ", "_"), as_it_is) for way in onednn.WAYS})
     monkeypatch.setattr(step_products, "tried", lambda size, way: found[way])
+    monkeypatch.setattr(onednn, "ways", lambda: onednn.WAYS)
 
 
 def make_up_gain(monkeypatch):

@@ -13,7 +13,7 @@ their weights in the first run unless told that this is training, and would not 
 """
 
 import functools
-from typing import Any, List, NamedTuple, Optional, Sequence
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 from caffe2.proto import caffe2_pb2
@@ -43,6 +43,30 @@ def is_missing() -> bool:
         except RuntimeError:
             return True
     return False
+
+
+@functools.lru_cache(maxsize=None)
+def ways() -> Tuple[str, ...]:
+    """The ways that this Caffe2 can go: those before torch 1.7 cannot convolve with another number of filters later."""
+    net = caffe2_pb2.NetDef(name="convolution", external_input=["image", "filters"])
+    for kind, inputs, output, arguments in (
+        (TO, ["filters"], "filters laid out", {}),
+        (TO, ["image"], "image laid out", {}),
+        ("Conv", ["image laid out", "filters laid out"], "convolved", {"kernel": 1, "training_mode": 1}),
+        (FROM, ["convolved"], "result", {}),
+    ):
+        net.op.extend([on_onednn(new_operator(kind, inputs, [output], caffe2_pb2.OperatorDef(), **arguments))])
+    with scratch_workspace(WORKSPACE):
+        workspace.FeedBlob("image", np.ones((1, 4, 1, 5), dtype=np.float32))
+        workspace.FeedBlob("filters", np.ones((2, 4, 1, 1), dtype=np.float32))
+        workspace.CreateNet(net)
+        try:
+            workspace.RunNet(net.name)
+            workspace.FeedBlob("filters", np.ones((3, 4, 1, 1), dtype=np.float32))
+            workspace.RunNet(net.name)
+        except RuntimeError:
+            return (INNER_PRODUCT,)
+    return WAYS
 
 
 def on_onednn(operator: caffe2_pb2.OperatorDef) -> caffe2_pb2.OperatorDef:

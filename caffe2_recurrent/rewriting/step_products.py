@@ -78,7 +78,7 @@ def tried(size: Size, way: str) -> trial.Seconds:
 
 @trial.remembered
 def _tried(size: Size) -> Dict[str, trial.Seconds]:
-    ways = [AS_IT_IS] + ([TRANSPOSED] if size.kind == FC else []) + ([] if onednn.is_missing() else list(onednn.WAYS))
+    ways = [AS_IT_IS] + ([TRANSPOSED] if size.kind == FC else []) + ([] if onednn.is_missing() else list(onednn.ways()))
     return trial.in_turn({way: functools.partial(_seconds, size, way) for way in ways})
 
 

@@ -82,7 +82,7 @@ def _size(loop: Loop, site: Site, sizes: Sizes) -> Optional[Size]:
 
 
 def _fastest(size: Size, steps: Optional[int]) -> str:
-    return min(onednn.WAYS, key=lambda way: seconds_of_step(size, way, steps))
+    return min(onednn.ways(), key=lambda way: seconds_of_step(size, way, steps))
 
 
 def _switch_executor_off(loop: Loop) -> None:
