@@ -126,6 +126,11 @@ class Loop:
         return [self.operators] + ([self.gradient.operators] if self.gradient is not None else [])
 
     @property
+    def outer_operators(self) -> List[caffe2_pb2.OperatorDef]:
+        """The forward operator and, if there is one, the gradient operator."""
+        return [self.forward] + ([self.gradient.operator] if self.gradient is not None else [])
+
+    @property
     def has_backward_step(self) -> bool:
         """Whether the engine keeps what each step computes: the forward operator has a backward step for it."""
         # A net that Caffe2 has cut out of a training net has the argument, emptied.

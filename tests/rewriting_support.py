@@ -135,6 +135,29 @@ def values(blobs):
     return [workspace.FetchBlob(blob) for blob in blobs], {}
 
 
+def runs_of_other_sizes(change, **options):
+    """What the LSTM, after `change`, gives in several runs with other numbers of steps and sequences."""
+    workspace.ResetWorkspace()
+    model, blobs = lstm(**options)
+    change(model)
+    workspace.CreateNet(model.net)
+    found = []
+    for seed, (steps, batch) in enumerate([(T, N), (2, 1), (14, 17), (1, 2), (14, 5), (3, 7)]):
+        feed(steps, batch, seed=seed)
+        workspace.RunNet(model.net)
+        found += values(blobs)[0]
+    return found, {}
+
+
+def run_without_steps(change):
+    """What the LSTM gives for a sequence of no steps."""
+    workspace.ResetWorkspace()
+    model, blobs = lstm()
+    change(model)
+    feed(steps=0)
+    return run(model, blobs[4:])
+
+
 def run(model, blobs):
     workspace.RunNetOnce(model.net)
     return values(blobs)

@@ -394,33 +394,19 @@ def test_new_names_are_those_that_nobody_has():
 @pytest.mark.parametrize("memory", [True, False], ids=["recomputed", "kept"])
 @pytest.mark.parametrize("executor", [True, False], ids=["executor", "plain"])
 def test_sizes_may_change_from_run_to_run(memory, executor):
-    options = {"lengths": True, "memory_optimization": memory}
-
     def run(change):
-        workspace.ResetWorkspace()
-        model, blobs = support.lstm(**options)
-        change(model)
-        comparing.configure(model.net, executor)
-        workspace.CreateNet(model.net)
-        found = []
-        for seed, (steps, batch) in enumerate([(T, N), (2, 1), (14, 5), (1, 2), (14, 5), (3, 7)]):
-            support.feed(steps, batch, seed=seed)
-            workspace.RunNet(model.net)
-            found += support.values(blobs)[0]
-        return found, {}
+        def configured(model):
+            change(model)
+            comparing.configure(model.net, executor)
+
+        return support.runs_of_other_sizes(configured, lengths=True, memory_optimization=memory)
 
     support.assert_same(run(optimised), run(lambda model: None))
 
 
 def test_no_steps():
-    def run(change):
-        workspace.ResetWorkspace()
-        model, blobs = support.lstm()
-        change(model)
-        support.feed(steps=0)
-        return support.run(model, blobs[4:])
-
-    support.assert_same(run(optimised), run(lambda model: None))
+    expected = support.run_without_steps(lambda model: None)
+    support.assert_same(support.run_without_steps(optimised), expected)
 
 
 def test_a_training_net_and_one_that_only_runs_forward_share_parameters():

@@ -296,30 +296,14 @@ def test_a_net_read_from_a_file(rules, way):
 @CHOSEN
 @pytest.mark.parametrize("memory", [True, False], ids=["recomputed", "kept"])
 def test_other_numbers_of_steps_and_sequences(rules, memory, way):
-    def run(change):
-        workspace.ResetWorkspace()
-        model, blobs = support.lstm(lengths=True, memory_optimization=memory)
-        change(model)
-        workspace.CreateNet(model.net)
-        found = []
-        for seed, (steps, batch) in enumerate([(9, 3), (2, 1), (14, 17), (1, 2), (3, 7)]):
-            support.feed(steps, batch, seed=seed)
-            workspace.RunNet(model.net)
-            found += support.values(blobs)[0]
-        return found, {}
-
-    support.assert_same(run(optimised(rules)), run(lambda model: None))
+    options = {"lengths": True, "memory_optimization": memory}
+    expected = support.runs_of_other_sizes(lambda model: None, **options)
+    support.assert_same(support.runs_of_other_sizes(optimised(rules), **options), expected)
 
 
 def test_no_steps(way):
-    def run(change):
-        workspace.ResetWorkspace()
-        model, blobs = support.lstm()
-        change(model)
-        support.feed(steps=0)
-        return support.run(model, blobs[4:])
-
-    support.assert_same(run(optimised()), run(lambda model: None))
+    expected = support.run_without_steps(lambda model: None)
+    support.assert_same(support.run_without_steps(optimised()), expected)
 
 
 def with_other_weights(change):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from caffe2.proto import caffe2_pb2
 from caffe2.python import core, workspace
 
 import comparing
@@ -221,19 +222,8 @@ def test_a_wrong_product_is_seen(kind, position, blob, monkeypatch):
 
 
 def test_other_numbers_of_steps_and_sequences():
-    def run(change):
-        workspace.ResetWorkspace()
-        model, blobs = support.lstm()
-        change(model)
-        workspace.CreateNet(model.net)
-        found = []
-        for seed, (steps, batch) in enumerate([(9, 3), (2, 1), (14, 17), (1, 2), (3, 7)]):
-            support.feed(steps, batch, seed=seed)
-            workspace.RunNet(model.net)
-            found += support.values(blobs)[0]
-        return found, {}
-
-    support.assert_same(run(support.Optimised(["parameter_gradients", RULE])), run(lambda model: None))
+    expected = support.runs_of_other_sizes(lambda model: None)
+    support.assert_same(support.runs_of_other_sizes(support.Optimised(["parameter_gradients", RULE])), expected)
 
 
 # Refusals, and what had better stay.
@@ -275,6 +265,10 @@ def test_an_axis_that_is_counted_from_the_end():
 
 def test_products_of_onednn_are_no_places():
     assert said(change=onednn.on_onednn) == []
+
+
+def test_products_of_a_gpu_are_no_places():
+    assert said(change=lambda operator: operator.device_option.CopyFrom(core.DeviceOption(caffe2_pb2.CUDA, 0))) == []
 
 
 def test_what_is_around_a_loop():

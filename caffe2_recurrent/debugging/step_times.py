@@ -19,7 +19,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.arguments import is_integer
 from caffe2_recurrent.chosen_loop import AnyLoop, choose_loop
 from caffe2_recurrent.debugging.time_table import STEPS, LoopTime, OperatorTime, StepTimes
-from caffe2_recurrent.debugging.timed_loop import Run, copied_blobs, loop_operators, timed_runs
+from caffe2_recurrent.debugging.timed_loop import Run, copied_blobs, timed_runs
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.nets import AnyNet
 from caffe2_recurrent.problems import Problems, given
@@ -92,7 +92,7 @@ def _operator_times(loop: Loop, runs: Sequence[Run]) -> Tuple[OperatorTime, ...]
 
 
 def _loop_times(loop: Loop, runs: Sequence[Run]) -> Tuple[LoopTime, ...]:
-    types = [operator.type for operator in loop_operators(loop)]
+    types = [operator.type for operator in loop.outer_operators]
     in_order = np.median([run.in_order.operators for run in runs], axis=0)
     as_set = np.median([run.as_set.operators for run in runs], axis=0)
     return tuple(LoopTime(*values) for values in zip(STEPS, types, in_order.tolist(), as_set.tolist()))

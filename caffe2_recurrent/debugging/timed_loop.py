@@ -38,14 +38,9 @@ class _Way(NamedTuple):
     clocks: List[Clocked]
 
 
-def loop_operators(loop: Loop) -> List[caffe2_pb2.OperatorDef]:
-    """The forward operator and, if there is one, the gradient operator."""
-    return [loop.forward] + ([loop.gradient.operator] if loop.gradient is not None else [])
-
-
 def copied_blobs(loop: Loop, problems: Problems) -> Blobs:
     """Copies of the outer blobs that a loop reads; notes what is missing."""
-    operators = loop_operators(loop)
+    operators = loop.outer_operators
     made = {blob for operator in operators for blob in operator.output}
     made.update(state.outer_states for state in loop.states)
     if loop.gradient is not None:
@@ -98,7 +93,7 @@ def _run(way: _Way) -> List[Reading]:
 
 
 def _around_operators(loop: Loop, name: str, executor: bool = True) -> _Way:
-    operators = [copied(operator) for operator in loop_operators(loop)]
+    operators = [copied(operator) for operator in loop.outer_operators]
     if not executor:
         for operator in operators:
             _switch_executor_off(operator)
@@ -108,7 +103,7 @@ def _around_operators(loop: Loop, name: str, executor: bool = True) -> _Way:
 
 def _in_steps(loop: Loop) -> _Way:
     operators, clocks = [], []
-    for operator, name in zip(map(copied, loop_operators(loop)), STEP_NETS):
+    for operator, name in zip(map(copied, loop.outer_operators), STEP_NETS):
         step_net = net_argument(operator, name)
         clocked = with_clock(list(step_net.op), loop.names)
         del step_net.op[:]

@@ -115,9 +115,9 @@ def _emit_convolution(emitter: Emitter, loop: Loop, product: Product) -> None:
     image = _image(loop, product)
     loop.add_reference(image)
     as_filters = emitter.reshape(product.input, "as_filters", [-1, product.inner, 1, 1])
-    filters = _add(emitter, TO, [as_filters], emitter.blob("filters"))
-    convolved = _add(emitter, "Conv", [image, filters], emitter.blob("convolved"), kernel=1, training_mode=1)
-    _add(emitter, FROM, [convolved], product.output)
+    filters = add(emitter, TO, [as_filters], [emitter.blob("filters")])
+    convolved = add(emitter, "Conv", [image, filters], [emitter.blob("convolved")], kernel=1, training_mode=1)
+    add(emitter, FROM, [convolved], [product.output])
     emitter.add("Squeeze", [product.output], product.output, dims=[FEATURES])
     if product.bias is not None:
         emitter.add("Add", [product.output, product.bias], product.output, broadcast=1)
@@ -130,10 +130,10 @@ def _emit_inner_product(emitter: Emitter, loop: Loop, product: Product) -> None:
     inputs = [_before(loop, TO, [blob], blob + "_for_onednn") for blob in (_rows(loop, product), bias)]
     for outer in inputs:
         loop.add_reference(outer)
-    laid_out = _add(emitter, TO, [product.input], emitter.blob("input"))
+    laid_out = add(emitter, TO, [product.input], [emitter.blob("input")])
     multiplied = emitter.blob("multiplied")
-    _add(emitter, "FC", [laid_out, *inputs], multiplied, axis=FEATURES, training_mode=1)
-    _add(emitter, FROM, [multiplied], product.output)
+    add(emitter, "FC", [laid_out, *inputs], [multiplied], axis=FEATURES, training_mode=1)
+    add(emitter, FROM, [multiplied], [product.output])
     emitter.reshape_in_place(product.output, [1, -1, product.outer])
 
 
@@ -172,6 +172,7 @@ def _before(loop: Loop, kind: str, inputs: List[str], name: str, **arguments: An
     return loop.made[key]
 
 
-def _add(emitter: Emitter, kind: str, inputs: List[str], output: str, **arguments: Any) -> str:
-    emitter.operators.append(on_onednn(new_operator(kind, inputs, [output], emitter.beside, **arguments)))
-    return output
+def add(emitter: Emitter, kind: str, inputs: Sequence[str], outputs: Sequence[str], **arguments: Any) -> str:
+    """An operator of oneDNN; gives its first output."""
+    emitter.operators.append(on_onednn(new_operator(kind, inputs, outputs, emitter.beside, **arguments)))
+    return outputs[0]

@@ -33,7 +33,7 @@ class ExecutorThreads(Rule):
         return why_steps_may_overlap(loop)
 
     def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
-        for operator in [loop.forward] + ([loop.gradient.operator] if loop.gradient is not None else []):
+        for operator in loop.outer_operators:
             enabled = argument(operator, ENABLE)
             if enabled is not None and _elements(loop, sizes) >= MANY_ELEMENTS:
                 enabled.i = 0

@@ -87,7 +87,7 @@ def _fastest(size: Size, steps: Optional[int]) -> str:
 
 def _switch_executor_off(loop: Loop) -> None:
     """Its threads bring threads of OpenMP, and so of oneDNN, of their own."""
-    for operator in [loop.forward] + ([loop.gradient.operator] if loop.gradient is not None else []):
+    for operator in loop.outer_operators:
         enabled = argument(operator, ENABLE)
         if enabled is not None:
             enabled.i = 0

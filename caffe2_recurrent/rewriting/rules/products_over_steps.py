@@ -7,9 +7,10 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import integer
-from caffe2_recurrent.operators import is_on_onednn, new_operator
+from caffe2_recurrent.operators import new_operator
 from caffe2_recurrent.rewriting import onednn, trial
-from caffe2_recurrent.rewriting.onednn import in_a_net, on_onednn
+from caffe2_recurrent.rewriting.emit import Emitter
+from caffe2_recurrent.rewriting.onednn import in_a_net
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.step_products import GAIN, weights_shape
 from caffe2_recurrent.sizes import Shape, Sizes
@@ -35,7 +36,8 @@ class ProductsOverSteps(Rule):
     def sites(self, loop: Loop) -> Iterable[Site]:
         for operators in (loop.before, loop.after_gradient, *loop.around.values()):
             for position, operator in enumerate(operators):
-                if operator.type in (PRODUCT, GRADIENT) and not is_on_onednn(operator):
+                on_cpu = operator.device_option.device_type == caffe2_pb2.CPU
+                if operator.type in (PRODUCT, GRADIENT) and on_cpu:
                     blobs = ", ".join("'{}'".format(blob) for blob in operator.output)
                     yield Site("{} -> {}".format(operator.type, blobs), (operators, position))
 
@@ -80,86 +82,65 @@ def _shape(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes) -> List[i
     return list(shape)
 
 
-class _Emitter:
-    """Operators one behind the other, beside `beside`; new blobs get names of the loop."""
-
-    def __init__(self, loop: Loop, beside: caffe2_pb2.OperatorDef) -> None:
-        self.operators: Operators = []
-        self._loop, self._beside = loop, beside
-
-    def scratch(self, role: str, width: int) -> str:
-        """The blob of oneDNN for what has this role, `[T * N, width]`."""
-        key = ("onednn", role, width)
-        if key not in self._loop.made:
-            self._loop.made[key] = self._loop.new_blob("onednn_{}_of_{}".format(role, width))
-        return self._loop.made[key]
-
-    def blob(self, name: str) -> str:
-        return self._loop.new_blob(name)
-
-    def add(self, kind: str, inputs: List[str], outputs: List[str], **arguments: object) -> None:
-        self.operators.append(new_operator(kind, inputs, outputs, self._beside, **arguments))
-
-    def add_on_onednn(self, kind: str, inputs: List[str], outputs: List[str], **arguments: object) -> None:
-        self.operators.append(on_onednn(new_operator(kind, inputs, outputs, self._beside, **arguments)))
-
-    def copy_there(self, blob: str, target: str, width: Optional[int] = None) -> str:
-        """`blob` in oneDNN's memory, as rows of `width` elements."""
-        self.add_on_onednn(onednn.TO, [blob], [target])
-        if width is not None:
-            self.add_on_onednn("Reshape", [target], [target, self.blob(target + "_old_shape")], shape=[-1, width])
-        return target
-
-    def copy_back(self, source: str, blob: str, shape: Optional[str] = None) -> None:
-        """`blob` from oneDNN's memory, in the shape that the blob `shape` says."""
-        self.add_on_onednn(onednn.FROM, [source], [blob])
-        if shape is not None:
-            self.add("Reshape", [blob, shape], [blob, self.blob(blob + "_old_shape")])
-
-
 def _by_onednn(loop: Loop, operator: caffe2_pb2.OperatorDef, inner: int, outer: int) -> Operators:
-    emitter = _Emitter(loop, operator)
-    if operator.type == PRODUCT:
-        _emit_product(emitter, operator, inner, outer)
-    else:
-        _emit_gradient(emitter, operator, inner, outer)
+    emitter = Emitter(loop, operator, operator.output[0])
+    (_emit_product if operator.type == PRODUCT else _emit_gradient)(emitter, operator, inner, outer)
     return emitter.operators
 
 
-def _emit_product(emitter: _Emitter, operator: caffe2_pb2.OperatorDef, inner: int, outer: int) -> None:
+def _emit_product(emitter: Emitter, operator: caffe2_pb2.OperatorDef, inner: int, outer: int) -> None:
     rows, weights, bias = operator.input
-    (result,) = operator.output
-    # That of the result is what is in front of the features in the shape of the rows, and the number of outputs.
-    leading, last, shape = (emitter.blob(result + ending) for ending in ("_leading", "_last", "_shape"))
-    emitter.add("Shape", [rows], [leading], axes=list(range(integer(operator, "axis", 1))))
-    emitter.add("GivenTensorInt64Fill", [], [last], shape=[1], values=[outer])
-    emitter.add("Concat", [leading, last], [shape, emitter.blob(shape + "_sizes")], axis=0)
+    # The shape of the result is what is in front of the features in that of the rows, and the number of outputs.
+    leading = emitter.new("Shape", [rows], "leading", axes=list(range(integer(operator, "axis", 1))))
+    last = emitter.new("GivenTensorInt64Fill", [], "last", shape=[1], values=[outer])
+    shape = emitter.concat([leading, last], "shape", 0)
     inputs = [
-        emitter.copy_there(rows, emitter.scratch("rows", inner), inner),
-        emitter.copy_there(weights, emitter.blob(weights + "_for_onednn")),
-        emitter.copy_there(bias, emitter.blob(bias + "_for_onednn")),
+        _copy_there(emitter, rows, _scratch(emitter, "rows", inner), inner),
+        _copy_there(emitter, weights, emitter.blob("weights")),
+        _copy_there(emitter, bias, emitter.blob("bias")),
     ]
-    multiplied = emitter.scratch("result", outer)
-    emitter.add_on_onednn("FC", inputs, [multiplied], training_mode=1)
-    emitter.copy_back(multiplied, result, shape)
+    multiplied = onednn.add(emitter, "FC", inputs, [_scratch(emitter, "result", outer)], training_mode=1)
+    _copy_back(emitter, multiplied, operator.output[0], shape)
 
 
-def _emit_gradient(emitter: _Emitter, operator: caffe2_pb2.OperatorDef, inner: int, outer: int) -> None:
+def _emit_gradient(emitter: Emitter, operator: caffe2_pb2.OperatorDef, inner: int, outer: int) -> None:
     rows, weights, of_result = operator.input
     inputs = [
-        emitter.copy_there(rows, emitter.scratch("rows", inner), inner),
-        emitter.copy_there(weights, emitter.blob(weights + "_for_onednn")),
-        emitter.copy_there(of_result, emitter.scratch("result", outer), outer),
+        _copy_there(emitter, rows, _scratch(emitter, "rows", inner), inner),
+        _copy_there(emitter, weights, emitter.blob("weights")),
+        _copy_there(emitter, of_result, _scratch(emitter, "result", outer), outer),
     ]
-    scratch = [emitter.blob(blob + "_by_onednn") for blob in operator.output[:2]]
-    scratch += [emitter.scratch("gradient", inner) for _ in operator.output[2:]]
-    emitter.add_on_onednn("FCGradient", inputs, scratch)
-    for source, blob in zip(scratch[:2], operator.output):
-        emitter.copy_back(source, blob)
-    for source, blob in zip(scratch[2:], operator.output[2:]):
-        shape = emitter.blob(rows + "_shape")
-        emitter.add("Shape", [rows], [shape])
-        emitter.copy_back(source, blob, shape)
+    shares = [emitter.blob("of_weights"), emitter.blob("of_bias")]
+    of_rows = [_scratch(emitter, "gradient", inner) for _ in operator.output[2:]]
+    onednn.add(emitter, "FCGradient", inputs, shares + of_rows)
+    for source, blob in zip(shares, operator.output):
+        _copy_back(emitter, source, blob)
+    for source, blob in zip(of_rows, operator.output[2:]):
+        _copy_back(emitter, source, blob, emitter.new("Shape", [rows], "shape_of_rows"))
+
+
+def _scratch(emitter: Emitter, role: str, width: int) -> str:
+    """The blob of oneDNN for what has this role, `[T * N, width]`; the loop has one of each."""
+    made, key = emitter.loop.made, ("onednn", role, width)
+    if key not in made:
+        made[key] = emitter.loop.new_blob("onednn_{}_of_{}".format(role, width))
+    return made[key]
+
+
+def _copy_there(emitter: Emitter, blob: str, target: str, width: Optional[int] = None) -> str:
+    """`blob` in oneDNN's memory, as rows of `width` elements."""
+    onednn.add(emitter, onednn.TO, [blob], [target])
+    if width is not None:
+        onednn.add(emitter, "Reshape", [target], [target, emitter.blob("old_shape")], shape=[-1, width])
+    return target
+
+
+def _copy_back(emitter: Emitter, source: str, blob: str, shape: Optional[str] = None) -> None:
+    """`blob` from oneDNN's memory, in the shape that the blob `shape` says."""
+    onednn.add(emitter, onednn.FROM, [source], [blob])
+    if shape is not None:
+        outputs = [blob, emitter.blob("old_shape")]
+        emitter.operators.append(new_operator("Reshape", [blob, shape], outputs, emitter.beside))
 
 
 def _seconds(kind: str, rows: int, inner: int, outer: int, results: int, by_onednn: bool) -> float:
