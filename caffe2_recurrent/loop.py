@@ -91,8 +91,8 @@ class Loop:
 
     `operators` are those of the step, `gradient.operators` those of the backward step. `before` and
     `after_gradient` are operators of the outer net that run once, around the two. `overwritten` maps blobs of the step
-    to backward blobs of the same shape that may take their memory, `gradients_with_rows` are blobs of the backward step
-    known to be `[1, N, k]`. `around` are operators of the outer net, by their positions, that make a sequence of the
+    to backward blobs of the same shape that may take their memory, `known_rows` are blobs of both steps known
+    to be `[1, N, k]`. `around` are operators of the outer net, by their positions, that make a sequence of the
     loop or continue from its gradient, each in a list of what takes its place. `laying_out` are those that an earlier
     rewriting put there to lay out weights for oneDNN. `busy` are the outer blobs that other operators in front of the
     gradient operator read or write.
@@ -115,7 +115,7 @@ class Loop:
     after_gradient: List[caffe2_pb2.OperatorDef] = field(default_factory=list)
     made: Dict[Any, str] = field(default_factory=dict)
     overwritten: Dict[str, str] = field(default_factory=dict)
-    gradients_with_rows: Set[str] = field(default_factory=set)
+    known_rows: Set[str] = field(default_factory=set)
     around: Dict[int, List[caffe2_pb2.OperatorDef]] = field(default_factory=dict)
     laying_out: List[caffe2_pb2.OperatorDef] = field(default_factory=list)
     busy: Set[str] = field(default_factory=set)

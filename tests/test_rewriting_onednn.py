@@ -24,7 +24,7 @@ from caffe2_recurrent import (
 )
 from caffe2_recurrent.loop import read_loops
 from caffe2_recurrent.operators import is_on_onednn
-from caffe2_recurrent.rewriting import onednn, step_products
+from caffe2_recurrent.rewriting import onednn, step_products, vectorised
 from caffe2_recurrent.rewriting.step_products import Size
 from caffe2_recurrent.rewriting.trial import Seconds
 from numpy_lstm import Case
@@ -209,6 +209,29 @@ def test_no_bias(linked, way):
     for t, x in enumerate(outer["X"]):
         hidden = (hidden + x) @ outer["w"] if linked else np.tanh(hidden @ outer["w"] + x)
         comparing.assert_close(workspace.FetchBlob(outputs[0])[t], hidden, t)
+
+
+def linked_product():
+    """h_t = FC(x + h, W, b)."""
+    make = Maker()
+    x, h = make.sequence(), make.state()
+    make.link(h, make.fc(make.cell.Sum([x, h], "total"), "u"))
+    return make.done(forward_only=True)
+
+
+@pytest.mark.parametrize("faster", [True, False], ids=["ATen faster", "ATen slower"])
+@pytest.mark.parametrize("linked", [False, True], ids=["own blob", "linked"])
+def test_the_bias(linked, faster, monkeypatch):
+    """Added by ATen, but for a linked blob, which cannot be a tensor of ATen's."""
+    force(monkeypatch, onednn.CONVOLUTION)
+    monkeypatch.setattr(vectorised, "aten_adds_faster", lambda rows, columns: faster)
+    step_net = linked_product() if linked else step_nets.reference_read_twice()
+    rewrite = optimised([RULE])
+    found = comparing.run(recurrent_net, step_net, executor=False, rewrite=rewrite)
+    comparing.assert_outputs_and_gradients(step_net, *found)
+    biases = [["u_b"]] if linked else [["b"]] * 2
+    adding = [operator for operator in support.step(rewrite.net).op if list(operator.input[1:]) in biases]
+    assert [operator.type for operator in adding] == ["ATen" if faster and not linked else "Add"] * len(biases)
 
 
 def test_rows_that_are_no_numbers(way):

@@ -10,8 +10,11 @@ import rewriting_support as support
 from caffe2_recurrent import optimize, recurrent_net
 from caffe2_recurrent.loop import read_loops
 from caffe2_recurrent.operators import is_on_onednn
-from caffe2_recurrent.rewriting import onednn
+from caffe2_recurrent.rewriting import onednn, onednn_over_steps
+from caffe2_recurrent.rewriting.onednn_over_steps import Layout, layouts
 from caffe2_recurrent.rewriting.rules import products_over_steps
+from caffe2_recurrent.rewriting.rules.products_over_steps import Size
+from caffe2_recurrent.rewriting.trial import Seconds
 from onednn_support import EVERY_CELL, assert_cell, assert_placed, in_ifs
 from step_nets import D, Maker, N, T
 from test_rewriting_rules import EVERY_STEP_NET, lstm_loop, set_argument, why
@@ -205,14 +208,14 @@ WRONG = [(PRODUCT, 0, "other"), (PRODUCT, 2, "u0_b"), (GRADIENT, 0, "other"), (G
 @pytest.mark.parametrize("kind, position, blob", WRONG)
 def test_a_wrong_product_is_seen(kind, position, blob, monkeypatch):
     """One that reads another blob: what the tests above compare would not pass over it."""
-    by_onednn = products_over_steps._by_onednn
+    operators = onednn_over_steps.operators
 
-    def by_onednn_wrongly(loop, operator, inner, outer):
+    def wrong_operators(loop, operator, plain, layout):
         if operator.type == kind:
             operator.input[position] = blob
-        return by_onednn(loop, operator, inner, outer)
+        return operators(loop, operator, plain, layout)
 
-    monkeypatch.setattr(products_over_steps, "_by_onednn", by_onednn_wrongly)
+    monkeypatch.setattr(onednn_over_steps, "operators", wrong_operators)
     expected = Net().values()
     made = Net(change=lambda net: net.AddExternalInput("other"))
     workspace.FeedBlob("other", np.ones((T, N, 4), dtype=np.float32))
@@ -298,33 +301,128 @@ def test_a_loss_where_the_numbers_of_rows_are_not_known(known):
 def test_a_loss_where_a_trial_finds_one(as_it_is, faster, monkeypatch):
     seen = []
 
-    def seconds(kind, rows, inner, outer, results, by_onednn):
-        seen.append((kind, rows, inner, outer, results))
-        return 1.0 if by_onednn else as_it_is[kind]
+    def seconds(size, layout):
+        seen.append(size)
+        return as_it_is[size.kind] if layout is None else 1.0
 
-    monkeypatch.setattr(products_over_steps, "_seconds", seconds)
+    monkeypatch.setattr(products_over_steps, "seconds", seconds)
     slower = "for [27, 2] x [2, 16] oneDNN is not faster"
     assert said(loss=True) == [None if gain else slower for gain in faster]
-    assert set(seen) == {(PRODUCT, 27, 2, 16, 1), (GRADIENT, 27, 2, 16, 3)}
+    assert set(seen) == {Size(PRODUCT, 27, 2, 16, 1), Size(GRADIENT, 27, 2, 16, 3)}
 
 
-@pytest.mark.parametrize("shape, rows", [((1000, 64), 476), ((2, 700), 700), ((2, 64), 128)], ids=str)
-def test_a_trial_of_many_rows_is_made_with_fewer(shape, rows, monkeypatch):
-    """But not with fewer than a step has, nor more than there are."""
-    seen = set()
-
-    def seconds(kind, tried, *others):
-        seen.add(tried)
-        return 1.0
-
-    monkeypatch.setattr(products_over_steps, "_seconds", seconds)
-    expected = "for [{}, 512] x [512, 2048] oneDNN is not faster".format(shape[0] * shape[1])
-    assert said({"layer/i2h_w": (2048, 512), "layer/i2h": (*shape, 2048)}, loss=True) == [expected] * 2
-    assert seen == {rows}
+@pytest.mark.parametrize("rows, tried", [(64000, 6675), (700, 700), (6675, 6675)])
+def test_a_trial_of_many_rows_is_made_with_fewer(rows, tried, monkeypatch):
+    monkeypatch.setattr(products_over_steps, "_tried", lambda size: {None: Seconds(0.0, float(size.rows))})
+    assert products_over_steps.seconds(Size(GRADIENT, rows, 512, 2048, 3), None) == tried
 
 
-@pytest.mark.parametrize("kind, results", [(PRODUCT, 1), (GRADIENT, 2), (GRADIENT, 3)])
-@pytest.mark.parametrize("by_onednn", [True, False])
-def test_products_are_tried(kind, results, by_onednn):
-    """Each of them runs by itself; nobody knows how long that takes."""
-    assert products_over_steps._seconds(kind, 6, 5, 7, results, by_onednn) > 0
+SIZES = [
+    Size(PRODUCT, 6, 5, 7, 1),
+    Size(GRADIENT, 6, 5, 7, 2),
+    Size(GRADIENT, 6, 5, 7, 3),
+    Size(GRADIENT, 6, 256, 64, 2),
+]
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_products_are_tried(size):
+    """Each of them runs by itself, in all layouts; nobody knows how long that takes."""
+    found = {layout: products_over_steps.seconds(size, layout) for layout in [None, *layouts(*size[:1], *size[2:4])]}
+    assert min(found.values()) > 0
+    del found[None]
+    assert found[products_over_steps.fastest(size)] == min(found.values())
+
+
+# Layouts of gradients.
+
+
+def test_layouts():
+    assert layouts(PRODUCT, 40, 100) == [Layout(40, 100)]
+    assert layouts(GRADIENT, 40, 3200) == [Layout(40, 3200), Layout(48, 3200)]
+    assert layouts(GRADIENT, 256, 400) == [Layout(256, 400), Layout(256, 448), Layout(256, 448, 2)]
+    assert layouts(GRADIENT, 800, 3200) == [Layout(800, 3200, parts) for parts in (1, 2, 4)]
+    assert layouts(GRADIENT, 5, 7) == [Layout(5, 7), Layout(16, 64)]
+
+
+def test_layouts_without_aten(monkeypatch):
+    """Nothing else puts zeros behind columns."""
+    monkeypatch.setattr(onednn_over_steps, "aten_is_missing", lambda: True)
+    assert layouts(GRADIENT, 300, 100) == [Layout(300, 100), Layout(300, 100, 2)]
+    assert layouts(GRADIENT, 5, 7) == [Layout(5, 7)]
+
+
+@pytest.mark.parametrize(
+    "layout, widths",
+    [
+        (Layout(40, 64), [40]),
+        (Layout(800, 64, 2), [400, 400]),
+        (Layout(800, 64, 4), [192, 208, 192, 208]),
+        (Layout(300, 64, 2), [144, 156]),
+    ],
+    ids=str,
+)
+def test_parts_are_whole_blocks(layout, widths):
+    assert layout.widths == widths and sum(widths) == layout.inner
+
+
+def laid_out(monkeypatch, beside, below, parts):
+    """Have gradients with so many columns and rows of zeros, in parts of one column and the rest."""
+    monkeypatch.setattr(Layout, "widths", property(lambda self: [1] * (self.parts - 1) + [self.inner - self.parts + 1]))
+
+    def fastest(size):
+        plain = Layout(size.inner, size.outer)
+        return plain if size.kind == PRODUCT else Layout(size.inner + beside, size.outer + below, parts)
+
+    monkeypatch.setattr(products_over_steps, "fastest", fastest)
+
+
+LAYOUTS = [(0, 0, 2), (3, 0, 1), (0, 5, 1), (3, 5, 1), (3, 5, 3), (3, 0, 2), (0, 5, 2)]
+EVERY_LAYOUT = pytest.mark.parametrize("beside, below, parts", LAYOUTS)
+
+
+@EVERY_LAYOUT
+@pytest.mark.parametrize("shape", [(T, N, 4), (T, N, 2, 2), (T, N, 17)], ids=str)
+def test_gradients_in_each_layout(shape, beside, below, parts, monkeypatch):
+    laid_out(monkeypatch, beside, below, parts)
+    assert_kept(gone=[PRODUCT] + [GRADIENT] * parts, shape=shape)
+
+
+@EVERY_LAYOUT
+def test_gradients_of_an_lstm_in_each_layout(beside, below, parts, monkeypatch):
+    """Two gradients, one of two outputs, share what they are copied to."""
+    expected = support.run(*support.lstm())
+    workspace.ResetWorkspace()
+    laid_out(monkeypatch, beside, below, parts)
+    model, blobs = support.lstm()
+    rewrite = support.Optimised(["parameter_gradients", RULE])
+    rewrite(model)
+    assert [operator.type for operator in in_ifs(model.net)].count(GRADIENT) == 2 * parts
+    support.assert_same(support.run(model, blobs), expected)
+
+
+@EVERY_LAYOUT
+def test_other_sizes_in_each_layout(beside, below, parts, monkeypatch):
+    expected = support.runs_of_other_sizes(lambda model: None)
+    laid_out(monkeypatch, beside, below, parts)
+    found = support.runs_of_other_sizes(support.Optimised(["parameter_gradients", RULE]))
+    support.assert_same(found, expected)
+
+
+@pytest.mark.parametrize("wrong", [(0, -1), (1, -2)], ids=["parts in the wrong order", "one part twice"])
+def test_a_wrong_layout_is_seen(wrong, monkeypatch):
+    """Parts that are put together in another way are not passed over."""
+    first, last = wrong
+    laid_out(monkeypatch, 0, 0, 3)
+    finish = onednn_over_steps._finish
+
+    def finish_wrongly(emitter, copies, *others):
+        if len(copies) > 1:
+            copies[first], copies[last] = copies[last], copies[first]
+            if first:
+                copies[1] = copies[0]
+        return finish(emitter, copies, *others)
+
+    monkeypatch.setattr(onednn_over_steps, "_finish", finish_wrongly)
+    with pytest.raises(AssertionError, match="gradient of [wx]|broadcast|shape"):
+        assert_kept(gone=[PRODUCT] + [GRADIENT] * 3)

@@ -87,8 +87,8 @@ def test_inputs(monkeypatch):
         # So short that a round takes many.
         ([1e-6] + [2e-6] * 2, 1e-6, [1] + [100] * 2),
         ([9e-5] + [2e-4, 8e-5], 8e-5, [1] + [3] * 2),
-        # So long that one round must do.
-        ([0.2, 0.3], 0.2, [1, 1]),
+        # So long that few rounds must do, or none.
+        ([0.2], 0.2, [1]),
         ([0.04, 0.03, 0.05], 0.03, [1, 1, 1]),
         ([0.0] + [0.0] * 2, 0.0, [1] + [100] * 2),
     ],
@@ -146,28 +146,71 @@ def test_what_a_trial_says(kind, atens, own, faster, monkeypatch):
     assert vectorised.aten_is_faster.__wrapped__(kind, 7) is faster
 
 
+@pytest.mark.parametrize("atens, own, faster", [(1.0, 2.0, True), (2.0, 1.0, False)])
+def test_what_a_trial_says_of_additions(atens, own, faster, monkeypatch):
+    def seconds(operators, shapes):
+        (operator,) = operators
+        assert shapes == {"x": (1, 3, 7), "b": (7,)} and list(operator.input) == list(shapes)
+        return Seconds(0.0, atens if operator.type == "ATen" else own)
+
+    monkeypatch.setattr(trial, "seconds", seconds)
+    assert vectorised._aten_adds_faster.__wrapped__(3, 7) is faster
+
+
+def test_no_trial_of_additions(monkeypatch):
+    """Where the number of rows is not known, or there is no ATen."""
+    monkeypatch.setattr(vectorised, "_aten_adds_faster", lambda rows, columns: True)
+    assert vectorised.aten_adds_faster(3, 7) and not vectorised.aten_adds_faster(None, 7)
+    monkeypatch.setattr(vectorised, "aten_is_missing", lambda: True)
+    assert not vectorised.aten_adds_faster(3, 7)
+
+
+def test_both_additions_run():
+    with leaving_no_trace():
+        assert vectorised._aten_adds_faster.__wrapped__(3, 7) in (True, False)
+
+
 @KINDS
 def test_both_operators_run(kind):
     with leaving_no_trace():
         assert vectorised.aten_is_faster.__wrapped__(kind, 50) in (True, False)
 
 
-def test_candidates_take_turns():
-    seen = []
+def taking_turns(monkeypatch, candidates):
+    """What a trial finds of candidates, each given by the seconds of its turns, and which had a turn when.
 
-    def candidate(name, *seconds):
-        left = list(seconds)
+    A second of a step takes a second.
+    """
+    seen, now = [], [0.0]
 
+    def candidate(name, left):
         def run():
             seen.append(name)
-            return Seconds(*left.pop(0))
+            found = Seconds(*left.pop(0))
+            now[0] += found.step
+            return found
 
         return run
 
+    monkeypatch.setattr(trial.time, "perf_counter", lambda: now[0])
+    return trial.in_turn({name: candidate(name, list(turns)) for name, turns in candidates.items()}), "".join(seen)
+
+
+def test_candidates_take_turns(monkeypatch):
     # A slow phase of the machine may meet one turn of each.
-    candidates = {"a": candidate("a", (9, 9), (2, 3), (3, 2)), "b": candidate("b", (1, 4), (9, 9), (1, 5))}
-    assert trial.in_turn(candidates) == {"a": (2, 2), "b": (1, 4)}
-    assert seen == ["a", "b"] * trial.TURNS
+    candidates = {"a": [(9, 0.4), (2, 0.3), (3, 0.2)], "b": [(1, 0.3), (9, 0.4), (1, 0.5)]}
+    assert taking_turns(monkeypatch, candidates) == ({"a": (2, 0.2), "b": (1, 0.3)}, "ab" * trial.TURNS)
+
+
+def test_what_is_clearly_slower_has_one_turn(monkeypatch):
+    candidates = {"a": [(0, 0.2)] * 3, "b": [(5, 0.31)], "c": [(0, 0.3), (0, 0.2), (0, 0.1)]}
+    found, seen = taking_turns(monkeypatch, candidates)
+    assert found == {"a": (0, 0.2), "b": (5, 0.31), "c": (0, 0.1)} and seen == "abc" + "ac" * (trial.TURNS - 1)
+
+
+def test_there_is_no_other_turn_after_a_long_one(monkeypatch):
+    candidates = {"a": [(0, 1.0), (0, 0.9)], "b": [(0, 0.9), (0, 1.0)]}
+    assert taking_turns(monkeypatch, candidates) == ({"a": (0, 0.9), "b": (0, 0.9)}, "abab")
 
 
 def test_trials_are_remembered_until_they_are_forgotten():

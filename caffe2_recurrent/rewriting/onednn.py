@@ -13,7 +13,7 @@ their weights in the first run unless told that this is training, and would not 
 """
 
 import functools
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 from caffe2.proto import caffe2_pb2
@@ -21,7 +21,8 @@ from caffe2.python import core, workspace
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operators import new_operator
-from caffe2_recurrent.rewriting.emit import Emitter
+from caffe2_recurrent.rewriting import vectorised
+from caffe2_recurrent.rewriting.emit import ATEN, Emitter
 from caffe2_recurrent.rewriting.rows import FEATURES
 from caffe2_recurrent.scratch_workspace import scratch_workspace
 
@@ -92,7 +93,7 @@ def in_a_net(operators: Sequence[caffe2_pb2.OperatorDef], loop: Loop) -> List[ca
 class Product(NamedTuple):
     """The blobs of `Y = X W + b` in a step: X `[1, N, K]`, Y `[1, N, M]`; b `[M]` or None.
 
-    `columns` is W stored as `[K, M]`, `rows` W stored as `[M, K]`; one of the two is None.
+    `columns` is W stored as `[K, M]`, `rows` W stored as `[M, K]`; one of the two is None. `batch` is N, if known.
     """
 
     input: str
@@ -100,6 +101,7 @@ class Product(NamedTuple):
     rows: Optional[str]
     bias: Optional[str]
     output: str
+    batch: Optional[int]
     inner: int
     outer: int
 
@@ -117,17 +119,25 @@ def _emit_convolution(emitter: Emitter, loop: Loop, product: Product) -> None:
     as_filters = emitter.reshape(product.input, "as_filters", [-1, product.inner, 1, 1])
     filters = add(emitter, TO, [as_filters], [emitter.blob("filters")])
     convolved = add(emitter, "Conv", [image, filters], [emitter.blob("convolved")], kernel=1, training_mode=1)
-    add(emitter, FROM, [convolved], [product.output])
-    emitter.add("Squeeze", [product.output], product.output, dims=[FEATURES])
-    if product.bias is not None:
-        emitter.add("Add", [product.output, product.bias], product.output, broadcast=1)
+    # ATen's output is a tensor of its own, so it cannot be a linked blob.
+    is_linked = any(link.inner == product.output for link in loop.all_links)
+    by_aten = product.bias is not None and not is_linked and vectorised.aten_adds_faster(product.batch, product.outer)
+    copied = emitter.blob("without_bias") if by_aten else product.output
+    add(emitter, FROM, [convolved], [copied])
+    emitter.add("Squeeze", [copied], copied, dims=[FEATURES])
+    if product.bias is None:
+        return
+    if by_aten:
+        emitter.add(ATEN, [copied, product.bias], product.output, operator="add")
+    else:
+        emitter.add("Add", [copied, product.bias], copied, broadcast=1)
 
 
 def _emit_inner_product(emitter: Emitter, loop: Loop, product: Product) -> None:
     bias = product.bias
     if bias is None:
         bias = loop.add_before("ConstantFill", [], product.output + "_no_bias", shape=[product.outer], value=0.0)
-    inputs = [_before(loop, TO, [blob], blob + "_for_onednn") for blob in (_rows(loop, product), bias)]
+    inputs = [_rows(loop, product), _before(loop, "plain", bias, _copy_there)]
     for outer in inputs:
         loop.add_reference(outer)
     laid_out = add(emitter, TO, [product.input], [emitter.blob("input")])
@@ -139,36 +149,55 @@ def _emit_inner_product(emitter: Emitter, loop: Loop, product: Product) -> None:
 
 def _image(loop: Loop, product: Product) -> str:
     """W as an image in blocks."""
-    columns = _columns(loop, product)
-    image = loop.add_before("ExpandDims", [columns], columns + "_image", dims=[0, 2])
-    plain = _before(loop, TO, [image], columns + "_image_for_onednn")
     ones = loop.add_before("ConstantFill", [], "onednn_ones", shape=[product.inner, 1, 1, 1], value=1.0)
-    inputs = [plain, _before(loop, TO, [ones], "onednn_one_filters")]
-    arguments = {"kernel": 1, "group": product.inner, "training_mode": 1}
-    return _before(loop, "Conv", inputs, columns + "_in_blocks", **arguments)
 
+    def lay_out(emitter: Emitter, weights: str) -> str:
+        plain = add(emitter, TO, [weights], [_scratch(loop, "plain")])
+        if product.columns is None:
+            plain = add(emitter, "Transpose", [plain], [_scratch(loop, "transposed")], axes=[1, 0])
+        shape = [1, product.inner, 1, product.outer]
+        add(emitter, "Reshape", [plain], [plain, emitter.blob("old_shape")], shape=shape)
+        filters = add(emitter, TO, [ones], [_scratch(loop, "one_filters")])
+        arguments = {"kernel": 1, "group": product.inner, "training_mode": 1}
+        return add(emitter, "Conv", [plain, filters], [emitter.blob("in_blocks")], **arguments)
 
-def _columns(loop: Loop, product: Product) -> str:
     if product.columns is not None:
-        return product.columns
-    assert product.rows is not None
-    return loop.add_before("Transpose", [product.rows], product.rows + "_transposed")
+        return _before(loop, "image", product.columns, lay_out)
+    return _before(loop, "image, transposed", product.rows, lay_out)
 
 
 def _rows(loop: Loop, product: Product) -> str:
+    """W as rows."""
+
+    def lay_out(emitter: Emitter, weights: str) -> str:
+        plain = add(emitter, TO, [weights], [_scratch(loop, "plain")])
+        return add(emitter, "Transpose", [plain], [emitter.blob("transposed_for_onednn")], axes=[1, 0])
+
     if product.rows is not None:
-        return product.rows
-    assert product.columns is not None
-    return loop.add_before("Transpose", [product.columns], product.columns + "_transposed")
+        return _before(loop, "plain", product.rows, _copy_there)
+    return _before(loop, "transposed", product.columns, lay_out)
 
 
-def _before(loop: Loop, kind: str, inputs: List[str], name: str, **arguments: Any) -> str:
-    """As `Loop.add_before`, for an operator of oneDNN."""
-    key = ("onednn", kind, tuple(inputs), tuple(sorted(arguments.items())))
+def _copy_there(emitter: Emitter, blob: str) -> str:
+    return add(emitter, TO, [blob], [emitter.blob("for_onednn")])
+
+
+def _scratch(loop: Loop, role: str) -> str:
+    """The blob for what has this role, one for all weights of a loop: it is needed for some of them at a time."""
+    key = ("onednn", role)
     if key not in loop.made:
-        loop.made[key] = loop.new_blob(name)
-        operator = on_onednn(new_operator(kind, inputs, [loop.made[key]], loop.forward, **arguments))
-        loop.before += in_a_net([operator], loop)
+        loop.made[key] = loop.new_blob("onednn_" + role)
+    return loop.made[key]
+
+
+def _before(loop: Loop, layout: str, blob: Optional[str], lay_out: Callable[[Emitter, str], str]) -> str:
+    """What `lay_out` makes of an outer blob, once before the loop; the same blob if it is asked for again."""
+    assert blob is not None
+    key = ("onednn", layout, blob)
+    if key not in loop.made:
+        emitter = Emitter(loop, loop.forward, blob)
+        loop.made[key] = lay_out(emitter, blob)
+        loop.before += in_a_net(emitter.operators, loop)
     return loop.made[key]
 
 

@@ -7,6 +7,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR
 from caffe2_recurrent.loop import Loop, read_loops
 from caffe2_recurrent.rewriting.report import Refusal, Report, Rewrite
+from caffe2_recurrent.rewriting.rows import with_rows
 from caffe2_recurrent.rewriting.rule import Rule
 from caffe2_recurrent.sizes import Sizes
 
@@ -27,6 +28,8 @@ def rewritten(
             refusals.append(Refusal("all", loop.name, loop.forward.type, reason))
             continue
         before = len(rewrites)
+        # What rules put there does not tell, but blobs keep what they hold.
+        loop.known_rows |= with_rows(loop, sizes)
         for rule in rules:
             _apply(rule, loop, sizes, even_if_slower, rewrites, refusals)
         if len(rewrites) > before:

@@ -47,7 +47,7 @@ def weights_shape(loop: Loop, blob: str, sizes: Sizes) -> Optional[Shape]:
     return sizes.shape(blob) or sizes.made_by(loop.before).get(blob)
 
 
-def read_product(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes) -> onednn.Product:
+def read_product(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes, batch: Optional[int]) -> onednn.Product:
     weights = operator.input[1]
     shape = weights_shape(loop, weights, sizes)
     assert shape is not None
@@ -59,6 +59,7 @@ def read_product(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes) -> 
         rows=weights if in_rows else None,
         bias=operator.input[2] if len(operator.input) > 2 else None,
         output=operator.output[0],
+        batch=batch,
         inner=inner,
         outer=outer,
     )
@@ -94,5 +95,5 @@ def _seconds(size: Size, way: str) -> trial.Seconds:
     if way == TRANSPOSED:
         operator.type, operator.input[1] = TRANSPOSED, loop.add_before("Transpose", ["w"], "w_transposed")
         return trial.seconds([operator], shapes, loop.before)
-    emitter = onednn.emit(way, loop, read_product(loop, operator, Sizes(shapes)), operator)
+    emitter = onednn.emit(way, loop, read_product(loop, operator, Sizes(shapes), size.rows), operator)
     return trial.seconds(emitter.operators, shapes, loop.before)

@@ -44,7 +44,7 @@ class PackedProducts(Rule):
             return "the size of its weights '{}' is not known; give shapes".format(weights)
         if len(shape) != 2 or not step_products.is_plain(operator):
             return "its weights '{}' are laid out in another way".format(weights)
-        if operator.input[0] not in with_rows(loop, sizes) | loop.gradients_with_rows:
+        if operator.input[0] not in with_rows(loop, sizes) | loop.known_rows:
             return "'{}' is not known to have one row for each sequence".format(operator.input[0])
         return None
 
@@ -65,7 +65,7 @@ class PackedProducts(Rule):
         operator = operators[position]
         size = _size(loop, site, sizes)
         way = onednn.INNER_PRODUCT if size is None else _fastest(size, sizes.steps(loop))
-        emitter = onednn.emit(way, loop, step_products.read_product(loop, operator, sizes), operator)
+        emitter = onednn.emit(way, loop, step_products.read_product(loop, operator, sizes, sizes.batch(loop)), operator)
         operators[position : position + 1] = emitter.operators
         # The steps share oneDNN's tensors, which nothing else can look at.
         loop.shared += emitter.made if operators is loop.operators else []
@@ -74,7 +74,7 @@ class PackedProducts(Rule):
 
 def _size(loop: Loop, site: Site, sizes: Sizes) -> Optional[Size]:
     operators, position = site.where
-    product = step_products.read_product(loop, operators[position], sizes)
+    product = step_products.read_product(loop, operators[position], sizes, None)
     batch = sizes.batch(loop)
     if batch is None:
         return None

@@ -77,7 +77,7 @@ class ParameterGradients(Rule):
             gradient.parameters.remove(parameter)
         inside = {position: _inside(gradient.operators[position]) for position in site.where}
         # Those of blobs that have rows.
-        loop.gradients_with_rows.update(_parts(gradient.operators[position]).of_output for position in site.where)
+        loop.known_rows.update(_parts(gradient.operators[position]).of_output for position in site.where)
         kept: List[caffe2_pb2.OperatorDef] = []
         for position, operator in enumerate(gradient.operators):
             if position in inside:

@@ -1,0 +1,154 @@
+"""The gates of an LSTM in vectorised operators, in two forms: one activation over all gates does for both kinds.
+
+    by tanh      sigmoid(z) = 0.5 + 0.5 tanh(z / 2)
+    by sigmoid   tanh(z) = 2 sigmoid(2 z) - 1, as LSTMUnit itself has it
+
+`shift` and `scale` `[4 D]` are what the gates are multiplied with and what is added to them before. The order of the
+gates is that of LSTMUnit: input, forget, output, candidate.
+
+A form gives the factors of the backward step too. That they may be a multiple of what they should be is for the form
+itself to set right, in `gradients`.
+
+Source: caffe2/operators/lstm_unit_op.h.
+"""
+
+import abc
+from typing import Callable, NamedTuple, Optional, Tuple
+
+from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.rewriting import vectorised
+from caffe2_recurrent.rewriting.emit import Emitter
+from caffe2_recurrent.rewriting.rows import FEATURES
+
+GATES = ("i", "f", "o", "g")
+
+
+class Opened(NamedTuple):
+    """The activation over all gates `[1, N, 4 D]`, and the gates `[1, N, D]`, as the form needs them."""
+
+    squashed: str
+    input: str
+    forget: str
+    output: str
+    candidate: str
+
+
+class Form(abc.ABC):
+    """`size` is D, `elements` how many a state `[N, D]` has, if known; `trains`: whether factors will be asked for."""
+
+    shift: str
+    scale: str
+
+    def __init__(self, loop: Loop, size: int, elements: Optional[int], forget_bias: float, trains: bool) -> None:
+        self._loop, self._size, self._elements, self._trains = loop, size, elements, trains
+        self._make_constants(forget_bias)
+
+    @abc.abstractmethod
+    def _make_constants(self, forget_bias: float) -> None:
+        """The outer blobs that the form needs."""
+
+    @abc.abstractmethod
+    def opened(self, emitter: Emitter, scaled: str) -> Opened:
+        """The gates, from what the activation takes."""
+
+    @abc.abstractmethod
+    def emit_cell(self, emitter: Emitter, kept: str, added: str, cell: str) -> None:
+        """The new state, of the products with the forget gate and with the input gate."""
+
+    @abc.abstractmethod
+    def gate_factors(self, emitter: Emitter, opened: Opened, cell_prev: str, bounded: str) -> str:
+        """What the gradients of the gates are multiples of, `[1, N, 4 D]`; `bounded` is tanh of the new state."""
+
+    @abc.abstractmethod
+    def gradients(self, emitter: Emitter, of_hidden: str, of_cell: str, cell_factor: str) -> Tuple[str, str]:
+        """The gradients of the new states to multiply the factors with: of the hidden, and of the cell through both."""
+
+    def bounded(self, emitter: Emitter, cell: str) -> str:
+        """tanh of the new state."""
+        return vectorised.emit(emitter, vectorised.TANH, cell, "bounded", self._elements)
+
+    def _activated(self, emitter: Emitter, kind: str, scaled: str) -> str:
+        elements = None if self._elements is None else len(GATES) * self._elements
+        return vectorised.emit(emitter, kind, scaled, "squashed", elements)
+
+    def _columns(self, name: str, *values: float) -> str:
+        """An outer blob with one value for each gate."""
+        parts = [
+            self._loop.add_before("ConstantFill", [], "lstm_constant", shape=[self._size], value=value)
+            for value in values
+        ]
+        return self._outer(self._loop.add_columns(parts, name))
+
+    def _single(self, name: str, value: float) -> str:
+        return self._outer(self._loop.add_before("ConstantFill", [], name, shape=[1], value=value))
+
+    def _outer(self, blob: str) -> str:
+        self._loop.add_reference(blob)
+        return blob
+
+
+class ByTanh(Form):
+    """The slopes of the sigmoids are 1/4 of 1 - squashed^2, that of tanh is the whole. With 4 i in the place of i all
+    four factors come four times as large; then f does so too, and the backward step divides where there is least to.
+    """
+
+    def _make_constants(self, forget_bias: float) -> None:
+        times = 4.0 if self._trains else 1.0
+        self.scale = self._columns("lstm_scale", 0.5, 0.5, 0.5, 1.0)
+        self.shift = self._columns("lstm_shift", 0.0, forget_bias / 2, 0.0, 0.0)
+        self._opening = self._columns("lstm_opening", times / 2, times / 2, 0.5, 1.0)
+        self._middle = self._columns("lstm_middle", times / 2, times / 2, 0.5, 0.0)
+        if self._trains:
+            self._one, self._quarter = self._single("lstm_one", 1.0), self._single("lstm_quarter", 1 / times)
+
+    def opened(self, emitter: Emitter, scaled: str) -> Opened:
+        squashed = self._activated(emitter, vectorised.TANH, scaled)
+        opened = emitter.aten("addcmul", [self._middle, squashed, self._opening], "opened")
+        return Opened(squashed, *emitter.split(opened, GATES, FEATURES))
+
+    def emit_cell(self, emitter: Emitter, kept: str, added: str, cell: str) -> None:
+        if self._trains:
+            emitter.add("WeightedSum", [kept, self._quarter, added, self._quarter], cell)
+        else:
+            emitter.add("Sum", [kept, added], cell)
+
+    def gate_factors(self, emitter: Emitter, opened: Opened, cell_prev: str, bounded: str) -> str:
+        others = emitter.concat([opened.candidate, cell_prev, bounded, opened.input], "others", FEATURES)
+        # TanhGradient(Y, X) is X (1 - Y^2).
+        return emitter.new("TanhGradient", [opened.squashed, others], "gate_factors")
+
+    def gradients(self, emitter: Emitter, of_hidden: str, of_cell: str, cell_factor: str) -> Tuple[str, str]:
+        quarter = emitter.new("Scale", [of_hidden], "hidden_quarter", scale=0.25)
+        through_hidden = emitter.new("Mul", [quarter, cell_factor], "through_hidden")
+        return quarter, emitter.new("WeightedSum", [of_cell, self._quarter, through_hidden, self._one], "cell_quarter")
+
+
+class BySigmoid(Form):
+    """The slope of tanh is four times that of the sigmoid in its place."""
+
+    def _make_constants(self, forget_bias: float) -> None:
+        self.scale = self._columns("lstm_scale", 1.0, 1.0, 1.0, 2.0)
+        self.shift = self._columns("lstm_shift", 0.0, forget_bias, 0.0, 0.0)
+        self._minus_one = self._single("lstm_minus_one", -1.0)
+
+    def opened(self, emitter: Emitter, scaled: str) -> Opened:
+        squashed = self._activated(emitter, vectorised.SIGMOID, scaled)
+        i, f, o, half = emitter.split(squashed, ("i", "f", "o", "half_g"), FEATURES)
+        return Opened(squashed, i, f, o, emitter.aten("add", [self._minus_one, half], "g", alpha=2.0))
+
+    def emit_cell(self, emitter: Emitter, kept: str, added: str, cell: str) -> None:
+        emitter.add("Sum", [kept, added], cell)
+
+    def gate_factors(self, emitter: Emitter, opened: Opened, cell_prev: str, bounded: str) -> str:
+        of_candidate = emitter.new("Scale", [opened.input], "i_times_4", scale=4.0)
+        others = emitter.concat([opened.candidate, cell_prev, bounded, of_candidate], "others", FEATURES)
+        # SigmoidGradient(Y, X) is X Y (1 - Y).
+        return emitter.new("SigmoidGradient", [opened.squashed, others], "gate_factors")
+
+    def gradients(self, emitter: Emitter, of_hidden: str, of_cell: str, cell_factor: str) -> Tuple[str, str]:
+        through_hidden = emitter.new("Mul", [of_hidden, cell_factor], "through_hidden")
+        return of_hidden, emitter.new("Sum", [of_cell, through_hidden], "cell_total")
+
+
+MakeForm = Callable[[Loop, int, Optional[int], float, bool], Form]
+FORMS: Tuple[MakeForm, ...] = (ByTanh, BySigmoid)

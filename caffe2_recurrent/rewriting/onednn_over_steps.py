@@ -1,0 +1,193 @@
+"""FC and FCGradient over all steps, by oneDNN.
+
+oneDNN's kernel for the gradient of weights `[M, K]` takes K in blocks of 16 and M in blocks of 64, and falls back to
+MKL's for other sizes. And it goes through all rows for one part of the weights after the other, so that with many rows
+and columns nothing stays in the caches. Therefore the gradient may be had from operands with zeros behind their last
+columns, and in parts of the columns of X and W:
+
+    dW, db, dX = FCGradient(X, W, dY)
+
+    dY' = [dY, 0]
+    for X_i, W_i in parts of [X, 0], [[W, 0], [0, 0]]:    dW_i, db, dX_i = FCGradient(X_i, W_i, dY')
+    dW, dX = the parts beside each other, without what is there of the zeros
+
+Source: caffe2/ideep/operators/fully_connected_op.cc, and brgemm_bwd_w among oneDNN's inner products.
+"""
+
+from typing import List, NamedTuple, Optional, Sequence
+
+from caffe2.proto import caffe2_pb2
+
+from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.operator_arguments import integer
+from caffe2_recurrent.operators import new_operator
+from caffe2_recurrent.rewriting import onednn
+from caffe2_recurrent.rewriting.emit import Emitter, aten_is_missing
+
+PRODUCT, GRADIENT = "FC", "FCGradient"
+INNER_BLOCK, OUTER_BLOCK = 16, 64
+PARTS = (1, 2, 4)
+# Narrower parts were never faster.
+NARROWEST = 128
+# What FCGradient makes, in its order.
+RESULTS = ("of_weights", "of_bias", "of_rows")
+# To Slice, the end of a dimension.
+ALL = -1
+
+Operators = List[caffe2_pb2.OperatorDef]
+
+
+class Layout(NamedTuple):
+    """`inner` columns of X and `outer` ones of dY, zeros among them; X in `parts`."""
+
+    inner: int
+    outer: int
+    parts: int = 1
+
+    @property
+    def widths(self) -> List[int]:
+        """The columns of each part; whole blocks, but for the last if `inner` is no multiple of them."""
+        blocks = -(-self.inner // INNER_BLOCK)
+        ends = [blocks * part // self.parts * INNER_BLOCK for part in range(1, self.parts)] + [self.inner]
+        return [end - start for start, end in zip([0, *ends], ends)]
+
+
+def layouts(kind: str, inner: int, outer: int) -> List[Layout]:
+    """The layouts that an operator of `kind` can be had in; the first is without zeros and parts."""
+    plain = Layout(inner, outer)
+    if kind == PRODUCT:
+        return [plain]
+    full = Layout(_whole_blocks(inner, INNER_BLOCK), _whole_blocks(outer, OUTER_BLOCK))
+    if full != plain and aten_is_missing():
+        # It is ATen that puts zeros behind columns.
+        full = plain
+    in_parts = [full._replace(parts=parts) for parts in PARTS if parts == 1 or full.inner >= parts * NARROWEST]
+    return list(dict.fromkeys([plain, *in_parts]))
+
+
+def operators(loop: Loop, operator: caffe2_pb2.OperatorDef, plain: Layout, layout: Layout) -> Operators:
+    """What takes the place of `operator`, `plain` is without zeros and parts; to be run by `onednn.in_a_net`."""
+    emitter = Emitter(loop, operator, operator.output[0])
+    (_emit_product if operator.type == PRODUCT else _emit_gradient)(emitter, operator, plain, layout)
+    return emitter.operators
+
+
+def _whole_blocks(size: int, block: int) -> int:
+    return -(-size // block) * block
+
+
+def _emit_product(emitter: Emitter, operator: caffe2_pb2.OperatorDef, plain: Layout, layout: Layout) -> None:
+    rows, weights, bias = operator.input
+    inner, outer, _ = layout
+    # The shape of the result is what is in front of the features in that of the rows, and the number of outputs.
+    leading = emitter.new("Shape", [rows], "leading", axes=list(range(integer(operator, "axis", 1))))
+    last = emitter.new("GivenTensorInt64Fill", [], "last", shape=[1], values=[outer])
+    shape = emitter.concat([leading, last], "shape", 0)
+    inputs = [
+        _copy_there(emitter, rows, _scratch(emitter, "rows", inner), inner),
+        _copy_there(emitter, weights, emitter.blob("weights")),
+        _copy_there(emitter, bias, emitter.blob("bias")),
+    ]
+    multiplied = onednn.add(emitter, "FC", inputs, [_scratch(emitter, "result", outer)], training_mode=1)
+    _copy_back(emitter, multiplied, operator.output[0], shape)
+
+
+def _emit_gradient(emitter: Emitter, operator: caffe2_pb2.OperatorDef, plain: Layout, layout: Layout) -> None:
+    rows, weights, of_result = operator.input
+    of_weights, of_bias, *of_rows = operator.output
+    shape = emitter.new("Shape", [rows], "shape_of_rows") if of_rows else None
+    if layout.outer > plain.outer:
+        of_result = _with_zeros(emitter, _as_rows(emitter, of_result, plain.outer), [0, layout.outer - plain.outer])
+    of_result = _copy_there(emitter, of_result, _scratch(emitter, "result", layout.outer), layout.outer)
+    if layout != plain:
+        rows = _as_rows(emitter, rows, plain.inner)
+    if layout._replace(parts=1) != plain:
+        beside, below = layout.inner - plain.inner, layout.outer - plain.outer
+        rows = _with_zeros(emitter, rows, [0, beside]) if beside else rows
+        weights = _with_zeros(emitter, weights, [0, beside, 0, below])
+
+    copies: List[Operators] = [[] for _ in operator.output]
+    start = 0
+    for width in layout.widths:
+        columns = None if layout.parts == 1 else (start, start + width)
+        inputs = [
+            _copy_there(emitter, _part(emitter, rows, columns), _scratch(emitter, "rows", width), width),
+            _copy_there(emitter, _part(emitter, weights, columns), _scratch(emitter, "weights", width)),
+            of_result,
+        ]
+        made = [_scratch(emitter, role, width) for role in RESULTS[: len(operator.output)]]
+        onednn.add(emitter, GRADIENT, inputs, made)
+        for back, source in zip(copies, made):
+            onednn.add(emitter, onednn.FROM, [source], [emitter.blob("share")])
+            back.append(emitter.operators[-1])
+        start += width
+
+    last_row = plain.outer if layout.outer > plain.outer else ALL
+    last_column = plain.inner if layout.inner > plain.inner else ALL
+    _finish(emitter, copies[0], of_weights, [last_row, last_column])
+    # Every part has the whole of it.
+    _finish(emitter, copies[1][:1], of_bias, [last_row])
+    for back, blob in zip(copies[2:], of_rows):
+        _finish(emitter, back, blob, [ALL, last_column])
+        assert shape is not None
+        _reshape(emitter, blob, shape)
+
+
+def _finish(emitter: Emitter, copies: Operators, blob: str, ends: Sequence[int]) -> None:
+    """`blob` of parts of columns that `copies` have brought back, up to `ends` of each dimension."""
+    last = copies[0]
+    if len(copies) > 1:
+        emitter.concat([copy.output[0] for copy in copies], "joined", 1)
+        last = emitter.operators[-1]
+    for dimension, end in enumerate(ends):
+        # Slice cuts one dimension at a time.
+        if end != ALL:
+            only_there = [end if other == dimension else ALL for other in range(len(ends))]
+            emitter.new("Slice", last.output[:1], "cut", starts=[0] * len(ends), ends=only_there)
+            last = emitter.operators[-1]
+    last.output[0] = blob
+
+
+def _part(emitter: Emitter, blob: str, columns: Optional[Sequence[int]]) -> str:
+    if columns is None:
+        return blob
+    start, end = columns
+    return emitter.add("Slice", [blob], _scratch(emitter, "part", end - start), starts=[0, start], ends=[-1, end])
+
+
+def _with_zeros(emitter: Emitter, blob: str, pads: Sequence[int]) -> str:
+    """`pads`: how many go in front of and behind the columns, and perhaps the rows."""
+    return emitter.aten("constant_pad_nd", [blob], "with_zeros", pad=pads)
+
+
+def _as_rows(emitter: Emitter, blob: str, width: int) -> str:
+    """`blob` `[..., width]` as `[-1, width]`, in its own memory."""
+    rows = emitter.new("Alias", [blob], "as_rows")
+    emitter.reshape_in_place(rows, [-1, width])
+    return rows
+
+
+def _scratch(emitter: Emitter, role: str, width: int) -> str:
+    """The blob for what has this role and so many columns, one for all of a loop's: they are never needed together."""
+    made, key = emitter.loop.made, ("onednn", role, width)
+    if key not in made:
+        made[key] = emitter.loop.new_blob("onednn_{}_of_{}".format(role, width))
+    return made[key]
+
+
+def _copy_there(emitter: Emitter, blob: str, target: str, width: Optional[int] = None) -> str:
+    """`blob` in oneDNN's memory, as rows of `width` elements."""
+    onednn.add(emitter, onednn.TO, [blob], [target])
+    if width is not None:
+        onednn.add(emitter, "Reshape", [target], [target, emitter.blob("old_shape")], shape=[-1, width])
+    return target
+
+
+def _copy_back(emitter: Emitter, source: str, blob: str, shape: str) -> None:
+    """`blob` from oneDNN's memory, in the shape that the blob `shape` says."""
+    onednn.add(emitter, onednn.FROM, [source], [blob])
+    _reshape(emitter, blob, shape)
+
+
+def _reshape(emitter: Emitter, blob: str, shape: str) -> None:
+    emitter.operators.append(new_operator("Reshape", [blob, shape], [blob, emitter.blob("old_shape")], emitter.beside))

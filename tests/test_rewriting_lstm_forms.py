@@ -1,0 +1,112 @@
+"""`lstm_unit`: the two forms of its operators, each wherever the rule goes, and which of them is taken."""
+
+import pytest
+from caffe2.python import workspace
+
+import rewriting_support as support
+from caffe2_recurrent import optimize
+from caffe2_recurrent.rewriting.lstm_forms import FORMS, BySigmoid, ByTanh
+from caffe2_recurrent.rewriting.rules import lstm_unit
+from caffe2_recurrent.rewriting.trial import Seconds
+from cells import CELLS
+from onednn_support import assert_cell, leaving_no_trace
+
+RULE = "lstm_unit"
+WITH_UNIT = [cell.name for cell in CELLS if "lstm" in cell.name.lower()]
+
+
+@pytest.fixture(params=FORMS, ids=lambda form: form.__name__)
+def form(request, monkeypatch):
+    """The form that is taken, whatever is faster."""
+    monkeypatch.setattr(lstm_unit, "_form", lambda size, batch, trains: request.param)
+    return request.param
+
+
+def kinds(net):
+    """The operators of the step; ATen's by what they are told to run."""
+    return [
+        next((given.s.decode() for given in operator.arg if given.name == "operator"), operator.type).lower()
+        for operator in support.step(net).op
+    ]
+
+
+OPTIONS = {
+    "no lengths": {},
+    "lengths": {"lengths": True},
+    "zeros past the end": {"lengths": True, "drop_states": True},
+    "forget bias": {"forget_bias": 1.5},
+    "recomputed": {"lengths": True, "forget_bias": -0.5, "memory_optimization": True},
+    "forward only": {"gradients": False, "forward_only": True},
+}
+
+
+@pytest.mark.parametrize("rules", [[RULE], None], ids=["by itself", "all rules"])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
+def test_values_and_gradients(form, options, rules):
+    expected = support.run(*support.lstm(**options))
+    workspace.ResetWorkspace()
+    model, blobs = support.lstm(**options)
+    rewrite = support.Optimised(rules)
+    rewrite(model)
+    assert rewrite.report.counts[RULE] == 1
+    assert ("sigmoid" in kinds(model.net)) == (form is BySigmoid)
+    support.assert_same(support.run(model, blobs), expected)
+
+
+@pytest.mark.parametrize("name", WITH_UNIT)
+@pytest.mark.parametrize("variant", ["kept", "recomputed"])
+def test_cells(form, name, variant):
+    """Against the numpy loop."""
+    rewrite = support.Optimised([RULE])
+    assert_cell(name, variant, rewrite)
+    assert rewrite.report.counts[RULE]
+
+
+@pytest.mark.parametrize("method, message", [("opened", "output 0"), ("gate_factors", "output [4-9]")])
+def test_a_wrong_form_is_seen(form, method, message, monkeypatch):
+    """What the tests above compare would not pass over a thousandth."""
+    right = getattr(form, method)
+
+    def wrong(self, emitter, *blobs):
+        result = right(self, emitter, *blobs)
+        blob = result if isinstance(result, str) else result.candidate
+        emitter.add("Scale", [blob], blob, scale=1.001)
+        return result
+
+    expected = support.run(*support.lstm())
+    workspace.ResetWorkspace()
+    model, blobs = support.lstm()
+    monkeypatch.setattr(form, method, wrong)
+    assert optimize(model, [RULE], even_if_slower=True).counts == {RULE: 1}
+    with pytest.raises(AssertionError, match=message):
+        support.assert_same(support.run(model, blobs), expected)
+
+
+# Which form is taken.
+
+
+@pytest.mark.parametrize("faster", FORMS)
+def test_the_faster_form_is_taken(faster, monkeypatch):
+    seen = []
+
+    def tried(*size):
+        seen.append(size)
+        return {form: Seconds(0.0, 1.0 if form is faster else 2.0) for form in FORMS}
+
+    monkeypatch.setattr(lstm_unit, "_tried", tried)
+    model, _ = support.lstm()
+    optimize(model, [RULE], even_if_slower=True)
+    assert ("sigmoid" in kinds(model.net)) == (faster is BySigmoid)
+    assert seen == [(support.D, support.N, True)]
+
+
+def test_a_batch_size_that_is_not_known():
+    """Nothing can be tried."""
+    assert lstm_unit._form(4, None, True) is ByTanh
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_both_forms_are_tried(trains):
+    with leaving_no_trace():
+        found = lstm_unit._tried.__wrapped__(5, 3, trains)
+    assert set(found) == set(FORMS) and all(seconds.step > 0 for seconds in found.values())
