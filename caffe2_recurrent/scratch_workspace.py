@@ -3,17 +3,22 @@
 import contextlib
 from typing import Iterator
 
-from caffe2.python import workspace
+from caffe2.proto import caffe2_pb2
+from caffe2.python import core, workspace
 
 
 @contextlib.contextmanager
 def scratch_workspace(name: str) -> Iterator[None]:
-    """The body runs in an empty workspace, which is emptied again; the caller's is as it was, and current again."""
+    """The body runs in an empty workspace, which is emptied again; the caller's is as it was, and current again.
+
+    What is fed there is on the CPU, whatever device the caller is about to build for.
+    """
     previous = workspace.CurrentWorkspace()
     workspace.SwitchWorkspace(name, True)
     try:
         workspace.ResetWorkspace()
-        yield
+        with core.DeviceScope(core.DeviceOption(caffe2_pb2.CPU)):
+            yield
     finally:
         # Caffe2 cannot take a workspace away, only what is in it.
         workspace.ResetWorkspace()

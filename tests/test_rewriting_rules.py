@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from caffe2.proto import caffe2_pb2
 from caffe2.python import core, workspace
 from caffe2.python.model_helper import ModelHelper
 
@@ -11,11 +12,11 @@ import step_nets
 from caffe2_recurrent import GRU, LSTM, optimize, recurrent_net
 from caffe2_recurrent.loop import read_loops
 from caffe2_recurrent.rewriting import over_steps
-from caffe2_recurrent.rewriting.rules import RULES, lstm_unit
+from caffe2_recurrent.rewriting.rules import RULES, executor_threads, lstm_unit
 from caffe2_recurrent.rewriting.trial import Seconds
 from caffe2_recurrent.sizes import Sizes
 from cells import CELLS
-from onednn_support import make_up
+from onednn_support import leaving_no_trace, make_up
 from step_nets import Maker
 
 OURS = (
@@ -638,15 +639,59 @@ def test_executor_threads_leaves_steps_that_may_run_side_by_side():
     assert reason.count("does not depend on") == 1
 
 
-@pytest.mark.parametrize("batch, enabled", [(8191 // support.D, 1), (8192 // support.D + 1, 0)])
-def test_executor_threads_turns_the_executor_off_for_large_states(batch, enabled):
-    model, _ = support.lstm()
-    optimize(model, ["executor_threads"], shapes={"x": (9, batch, support.DIM_IN)})
+def executor_after(model):
+    """Whether the RNN executor is on in both operators of a loop, and with how many threads; a second call agrees."""
+    found = set()
     for kind in ("RecurrentNetwork", "RecurrentNetworkGradient"):
-        operator = support.operator(model.net, kind)
-        assert support.argument(operator, "enable_rnn_executor").i == enabled
-        assert [given.i for given in operator.arg if given.name == "rnn_executor.num_threads"] == [1] * enabled
+        given = {given.name: given.i for given in support.operator(model.net, kind).arg}
+        found.add((given["enable_rnn_executor"], given.get("rnn_executor.num_threads")))
     assert optimize(model, ["executor_threads"]).total == 0
+    (state,) = found
+    return state
+
+
+ON, OFF = (1, 1), (0, None)
+
+
+def test_executor_threads_turns_the_executor_off_for_large_states(monkeypatch):
+    monkeypatch.setattr(executor_threads, "_tried", None)
+    model, _ = support.lstm()
+    optimize(model, ["executor_threads"], shapes={"x": (9, 8192 // support.D, support.DIM_IN)})
+    assert executor_after(model) == OFF
+
+
+@pytest.mark.parametrize("steps, tried", [(9, 9), (50, 50), (70, 50)])
+@pytest.mark.parametrize("without, state", [(1.0, OFF), (1.01, ON), (3.0, ON)])
+def test_executor_threads_goes_by_a_trial(steps, tried, without, state, monkeypatch):
+    seen = []
+
+    def trial(*sizes):
+        seen.append(sizes)
+        return {True: Seconds(0.0, 1.2), False: Seconds(0.0, without)}
+
+    monkeypatch.setattr(executor_threads, "_tried", trial)
+    model, _ = support.lstm()
+    # A buffer of four times the width, which no step reads, is no state.
+    optimize(model, ["lstm_unit", "gradient_buffer"], even_if_slower=True)
+    batch = 8192 // support.D - 1
+    optimize(model, ["executor_threads"], shapes={"x": (steps, batch, support.DIM_IN)})
+    assert executor_after(model) == state
+    assert seen == [(tried, batch, support.D)]
+
+
+@pytest.mark.parametrize("known", [(None, 3, 4), (9, None, 4), (9, 3, None)], ids=str)
+def test_executor_threads_does_without_a_trial(known, monkeypatch):
+    """Where sizes are not known the executor stays, with one thread."""
+    monkeypatch.setattr(executor_threads, "_tried", None)
+    assert not executor_threads._goes_off(*known)
+
+
+@pytest.mark.parametrize("executor", [True, False])
+def test_executor_threads_tries(executor):
+    """In whatever scope."""
+    gpu = core.DeviceOption(caffe2_pb2.CUDA, 0)
+    with leaving_no_trace(), core.NameScope("scope"), core.DeviceScope(gpu):
+        assert executor_threads._tried.__wrapped__(3, 2, 5)[executor].step > 0
 
 
 def test_executor_threads_leaves_what_was_set():

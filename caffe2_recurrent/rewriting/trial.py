@@ -51,7 +51,8 @@ def seconds(step: Operators, shapes: Mapping[str, Shape], once: Operators = ()) 
         found: List[float] = []
         for name, operators in (("once", once), ("step", step)):
             net = caffe2_pb2.NetDef(name="trial_" + name, op=operators)
-            workspace.CreateNet(net)
+            # Not by `workspace.CreateNet`, which `install` may have told to optimise nets with loops.
+            workspace.C.create_net(net.SerializeToString(), False)
             found.append(_best(net.name) if operators else 0.0)
         return Seconds(*found)
 
