@@ -58,15 +58,18 @@ from test_rewriting_rules import (
 from test_step_times import assert_all_there, measured
 
 RULE = "packed_products"
+ALIASED = "convolution, aliased"
 PRODUCTS = ["parameter_gradients", "transposed_weights", RULE]
 CHOSEN = pytest.mark.parametrize("rules", [None, PRODUCTS], ids=["all rules", "products"])
 
 
-@pytest.fixture(params=onednn.ways())
+@pytest.fixture(params=[*onednn.ways(), *([ALIASED] if onednn.CONVOLUTION in onednn.ways() else [])])
 def way(request, monkeypatch):
-    """The way in which products are done, whatever is faster."""
-    force(monkeypatch, request.param)
-    return request.param
+    """The way in which products are done, whatever is faster, and with filters in the memory of the rows or not."""
+    chosen = onednn.CONVOLUTION if request.param == ALIASED else request.param
+    monkeypatch.setattr(onednn, "FEW_NUMBERS", 0 if request.param == ALIASED else 1e9)
+    force(monkeypatch, chosen)
+    return chosen
 
 
 def optimised(rules=None):

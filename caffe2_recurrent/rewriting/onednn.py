@@ -30,6 +30,8 @@ INNER_PRODUCT, CONVOLUTION = "inner product", "convolution"
 WAYS = (INNER_PRODUCT, CONVOLUTION)
 TO, FROM = "CopyCPUToIDEEP", "CopyIDEEPToCPU"
 WORKSPACE = "caffe2_recurrent_onednn"
+# So many are copied sooner than another operator has run.
+FEW_NUMBERS = 8192
 
 
 @functools.lru_cache(maxsize=None)
@@ -116,8 +118,7 @@ def emit(way: str, loop: Loop, product: Product, beside: caffe2_pb2.OperatorDef)
 def _emit_convolution(emitter: Emitter, loop: Loop, product: Product) -> None:
     image = _image(loop, product)
     loop.add_reference(image)
-    as_filters = emitter.reshape(product.input, "as_filters", [-1, product.inner, 1, 1])
-    filters = add(emitter, TO, [as_filters], [emitter.blob("filters")])
+    filters = add(emitter, TO, [_as_filters(emitter, product)], [emitter.blob("filters")])
     convolved = add(emitter, "Conv", [image, filters], [emitter.blob("convolved")], kernel=1, training_mode=1)
     # ATen's output is a tensor of its own, so it cannot be a linked blob.
     is_linked = any(link.inner == product.output for link in loop.all_links)
@@ -131,6 +132,15 @@ def _emit_convolution(emitter: Emitter, loop: Loop, product: Product) -> None:
         emitter.add(ATEN, [copied, product.bias], product.output, operator="add")
     else:
         emitter.add("Add", [copied, product.bias], copied, broadcast=1)
+
+
+def _as_filters(emitter: Emitter, product: Product) -> str:
+    shape = [-1, product.inner, 1, 1]
+    if (product.batch or 0) * product.inner < FEW_NUMBERS:
+        return emitter.reshape(product.input, "as_filters", shape)
+    as_filters = emitter.new("Alias", [product.input], "as_filters")
+    emitter.reshape_in_place(as_filters, shape)
+    return as_filters
 
 
 def _emit_inner_product(emitter: Emitter, loop: Loop, product: Product) -> None:
