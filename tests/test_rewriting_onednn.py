@@ -332,6 +332,17 @@ def test_no_steps(way):
     support.assert_same(support.run_without_steps(optimised()), expected)
 
 
+def test_what_is_needed_for_laying_out_alone_is_freed(way):
+    """Of what the Ifs compute, what they give stays."""
+    model, blobs = support.lstm()
+    optimised([*PRODUCTS, "products_over_steps"])(model)
+    support.run(model, blobs)
+    inside = {blob for operator in in_ifs(model.net) for blob in operator.output}
+    given = {blob for operator in model.net.Proto().op if operator.type == "If" for blob in operator.output}
+    empty = {blob for blob in inside if b"uninitialized" in bytes(repr(workspace.FetchBlob(blob)), "ascii")}
+    assert "layer/gates_t_w_grad" in given and empty == inside - given != set()
+
+
 def with_other_weights(change):
     """What a net gives in two runs of the net that is created once, with other weights in the second."""
     workspace.ResetWorkspace()

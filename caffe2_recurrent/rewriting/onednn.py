@@ -29,6 +29,7 @@ from caffe2_recurrent.scratch_workspace import scratch_workspace
 INNER_PRODUCT, CONVOLUTION = "inner product", "convolution"
 WAYS = (INNER_PRODUCT, CONVOLUTION)
 TO, FROM = "CopyCPUToIDEEP", "CopyIDEEPToCPU"
+FREE = "Free"
 WORKSPACE = "caffe2_recurrent_onednn"
 # So many are copied sooner than another operator has run.
 FEW_NUMBERS = 8192
@@ -78,18 +79,22 @@ def on_onednn(operator: caffe2_pb2.OperatorDef) -> caffe2_pb2.OperatorDef:
     return operator
 
 
-def in_a_net(operators: Sequence[caffe2_pb2.OperatorDef], loop: Loop) -> List[caffe2_pb2.OperatorDef]:
-    """Operators for the outer net that run `operators` in a net inside of an If.
+def in_a_net(
+    operators: Sequence[caffe2_pb2.OperatorDef], results: Sequence[str], loop: Loop
+) -> List[caffe2_pb2.OperatorDef]:
+    """Operators for the outer net that run `operators` in a net inside of an If; what is no result is freed again.
 
     As they are, a net of type async_scheduling crashes: it has no threads for operators of this device.
     """
     written = list(dict.fromkeys(blob for operator in operators for blob in operator.output))
     read = dict.fromkeys(blob for operator in operators for blob in operator.input)
-    inner = caffe2_pb2.NetDef(name="onednn", type="simple", op=operators, external_output=written)
+    scratch = [blob for blob in written if blob not in results]
+    freeing = [new_operator(FREE, scratch, scratch, loop.forward)] if scratch else []
+    inner = caffe2_pb2.NetDef(name="onednn", type="simple", op=[*operators, *freeing], external_output=results)
     inner.external_input.extend(blob for blob in read if blob not in written)
     always = loop.new_blob("onednn_always")
     yes = new_operator("ConstantFill", [], [always], loop.forward, shape=[1], dtype=core.DataType.BOOL, value=True)
-    return [yes, new_operator("If", [always, *inner.external_input], written, loop.forward, then_net=inner)]
+    return [yes, new_operator("If", [always, *inner.external_input], results, loop.forward, then_net=inner)]
 
 
 class Product(NamedTuple):
@@ -162,12 +167,12 @@ def _image(loop: Loop, product: Product) -> str:
     ones = loop.add_before("ConstantFill", [], "onednn_ones", shape=[product.inner, 1, 1, 1], value=1.0)
 
     def lay_out(emitter: Emitter, weights: str) -> str:
-        plain = add(emitter, TO, [weights], [_scratch(loop, "plain")])
+        plain = add(emitter, TO, [weights], [emitter.blob("plain")])
         if product.columns is None:
-            plain = add(emitter, "Transpose", [plain], [_scratch(loop, "transposed")], axes=[1, 0])
+            plain = add(emitter, "Transpose", [plain], [emitter.blob("transposed")], axes=[1, 0])
         shape = [1, product.inner, 1, product.outer]
         add(emitter, "Reshape", [plain], [plain, emitter.blob("old_shape")], shape=shape)
-        filters = add(emitter, TO, [ones], [_scratch(loop, "one_filters")])
+        filters = add(emitter, TO, [ones], [emitter.blob("one_filters")])
         arguments = {"kernel": 1, "group": product.inner, "training_mode": 1}
         return add(emitter, "Conv", [plain, filters], [emitter.blob("in_blocks")], **arguments)
 
@@ -180,7 +185,7 @@ def _rows(loop: Loop, product: Product) -> str:
     """W as rows."""
 
     def lay_out(emitter: Emitter, weights: str) -> str:
-        plain = add(emitter, TO, [weights], [_scratch(loop, "plain")])
+        plain = add(emitter, TO, [weights], [emitter.blob("plain")])
         return add(emitter, "Transpose", [plain], [emitter.blob("transposed_for_onednn")], axes=[1, 0])
 
     if product.rows is not None:
@@ -192,14 +197,6 @@ def _copy_there(emitter: Emitter, blob: str) -> str:
     return add(emitter, TO, [blob], [emitter.blob("for_onednn")])
 
 
-def _scratch(loop: Loop, role: str) -> str:
-    """The blob for what has this role, one for all weights of a loop: it is needed for some of them at a time."""
-    key = ("onednn", role)
-    if key not in loop.made:
-        loop.made[key] = loop.new_blob("onednn_" + role)
-    return loop.made[key]
-
-
 def _before(loop: Loop, layout: str, blob: Optional[str], lay_out: Callable[[Emitter, str], str]) -> str:
     """What `lay_out` makes of an outer blob, once before the loop; the same blob if it is asked for again."""
     assert blob is not None
@@ -207,8 +204,13 @@ def _before(loop: Loop, layout: str, blob: Optional[str], lay_out: Callable[[Emi
     if key not in loop.made:
         emitter = Emitter(loop, loop.forward, blob)
         loop.made[key] = lay_out(emitter, blob)
-        loop.before += in_a_net(emitter.operators, loop)
+        loop.before += in_a_net(emitter.operators, [loop.made[key]], loop)
     return loop.made[key]
+
+
+def free(emitter: Emitter, blobs: Sequence[str]) -> None:
+    """Let go of the memory of blobs."""
+    emitter.operators.append(new_operator(FREE, blobs, blobs, emitter.beside))
 
 
 def add(emitter: Emitter, kind: str, inputs: Sequence[str], outputs: Sequence[str], **arguments: Any) -> str:

@@ -84,11 +84,11 @@ def _emit_product(emitter: Emitter, operator: caffe2_pb2.OperatorDef, plain: Lay
     last = emitter.new("GivenTensorInt64Fill", [], "last", shape=[1], values=[outer])
     shape = emitter.concat([leading, last], "shape", 0)
     inputs = [
-        _copy_there(emitter, rows, _scratch(emitter, "rows", inner), inner),
+        _copy_there(emitter, rows, emitter.blob("rows"), inner),
         _copy_there(emitter, weights, emitter.blob("weights")),
         _copy_there(emitter, bias, emitter.blob("bias")),
     ]
-    multiplied = onednn.add(emitter, "FC", inputs, [_scratch(emitter, "result", outer)], training_mode=1)
+    multiplied = onednn.add(emitter, "FC", inputs, [emitter.blob("multiplied")], training_mode=1)
     _copy_back(emitter, multiplied, operator.output[0], shape)
 
 
@@ -98,7 +98,7 @@ def _emit_gradient(emitter: Emitter, operator: caffe2_pb2.OperatorDef, plain: La
     shape = emitter.new("Shape", [rows], "shape_of_rows") if of_rows else None
     if layout.outer > plain.outer:
         of_result = _with_zeros(emitter, _as_rows(emitter, of_result, plain.outer), [0, layout.outer - plain.outer])
-    of_result = _copy_there(emitter, of_result, _scratch(emitter, "result", layout.outer), layout.outer)
+    of_result = _copy_there(emitter, of_result, emitter.blob("of_result"), layout.outer)
     if layout != plain:
         rows = _as_rows(emitter, rows, plain.inner)
     if layout._replace(parts=1) != plain:
@@ -109,17 +109,20 @@ def _emit_gradient(emitter: Emitter, operator: caffe2_pb2.OperatorDef, plain: La
     copies: List[Operators] = [[] for _ in operator.output]
     start = 0
     for width in layout.widths:
+        first = len(emitter.made)
         columns = None if layout.parts == 1 else (start, start + width)
         inputs = [
-            _copy_there(emitter, _part(emitter, rows, columns), _scratch(emitter, "rows", width), width),
-            _copy_there(emitter, _part(emitter, weights, columns), _scratch(emitter, "weights", width)),
+            _copy_there(emitter, _part(emitter, rows, columns), emitter.blob("rows"), width),
+            _copy_there(emitter, _part(emitter, weights, columns), emitter.blob("weights")),
             of_result,
         ]
-        made = [_scratch(emitter, role, width) for role in RESULTS[: len(operator.output)]]
+        made = [emitter.blob(role) for role in RESULTS[: len(operator.output)]]
         onednn.add(emitter, GRADIENT, inputs, made)
+        done = emitter.made[first:]
         for back, source in zip(copies, made):
             onednn.add(emitter, onednn.FROM, [source], [emitter.blob("share")])
             back.append(emitter.operators[-1])
+        onednn.free(emitter, done)
         start += width
 
     last_row = plain.outer if layout.outer > plain.outer else ALL
@@ -152,7 +155,7 @@ def _part(emitter: Emitter, blob: str, columns: Optional[Sequence[int]]) -> str:
     if columns is None:
         return blob
     start, end = columns
-    return emitter.add("Slice", [blob], _scratch(emitter, "part", end - start), starts=[0, start], ends=[-1, end])
+    return emitter.new("Slice", [blob], "part", starts=[0, start], ends=[-1, end])
 
 
 def _with_zeros(emitter: Emitter, blob: str, pads: Sequence[int]) -> str:
@@ -165,14 +168,6 @@ def _as_rows(emitter: Emitter, blob: str, width: int) -> str:
     rows = emitter.new("Alias", [blob], "as_rows")
     emitter.reshape_in_place(rows, [-1, width])
     return rows
-
-
-def _scratch(emitter: Emitter, role: str, width: int) -> str:
-    """The blob for what has this role and so many columns, one for all of a loop's: they are never needed together."""
-    made, key = emitter.loop.made, ("onednn", role, width)
-    if key not in made:
-        made[key] = emitter.loop.new_blob("onednn_{}_of_{}".format(role, width))
-    return made[key]
 
 
 def _copy_there(emitter: Emitter, blob: str, target: str, width: Optional[int] = None) -> str:

@@ -33,8 +33,7 @@ class ProductsOverSteps(Rule):
     =>  the inputs copied to oneDNN's memory, the product there, the outputs copied back
 
     It is about products that another rule has moved out of the loop, and those of the net whose result is a sequence of
-    the loop. What they are copied to is one blob for each width, as they never are there at the same time. A gradient
-    may be had in parts and from larger operands; see `onednn_over_steps.py`.
+    the loop. A gradient may be had in parts and from larger operands; see `onednn_over_steps.py`.
     """
 
     name = "products_over_steps"
@@ -76,7 +75,7 @@ class ProductsOverSteps(Rule):
         outer, inner = _shape(loop, operator, sizes)
         layout = Layout(inner, outer) if size is None else fastest(size)
         made = onednn_over_steps.operators(loop, operator, Layout(inner, outer), layout)
-        operators[position : position + 1] = onednn.in_a_net(made, loop)
+        operators[position : position + 1] = onednn.in_a_net(made, operator.output, loop)
 
 
 def _shape(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes) -> Sequence[int]:
@@ -121,4 +120,4 @@ def _time(size: Size, layout: Optional[Layout]) -> trial.Seconds:
         return trial.seconds([operator], shapes)
     loop = trial.lone_loop([*shapes, *outputs])
     operators = onednn_over_steps.operators(loop, operator, Layout(size.inner, size.outer), layout)
-    return trial.seconds(onednn.in_a_net(operators, loop), shapes)
+    return trial.seconds(onednn.in_a_net(operators, outputs, loop), shapes)
