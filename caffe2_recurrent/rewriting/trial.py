@@ -57,6 +57,17 @@ def seconds(step: Operators, shapes: Mapping[str, Shape], once: Operators = ()) 
         return Seconds(*found)
 
 
+def result(operators: Operators, values: Mapping[str, np.ndarray], blob: str) -> np.ndarray:
+    """What `operators` make of `values` in `blob`."""
+    with scratch_workspace(WORKSPACE):
+        for name, value in values.items():
+            workspace.FeedBlob(name, value)
+        net = caffe2_pb2.NetDef(name="trial", op=operators)
+        workspace.C.create_net(net.SerializeToString(), False)
+        workspace.RunNet(net.name)
+        return workspace.FetchBlob(blob)
+
+
 def in_turn(candidates: Mapping[Any, Callable[[], Seconds]]) -> Dict[Any, Seconds]:
     """The best times of all candidates, which are functions that time themselves once; the clearly slow have one turn.
 

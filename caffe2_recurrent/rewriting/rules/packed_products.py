@@ -1,10 +1,10 @@
 """Products with weights by oneDNN, where that is faster than MKL's; it is tried out."""
 
-from typing import Iterable, Optional
+from typing import Iterable, List, Optional
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import argument, integer
-from caffe2_recurrent.rewriting import onednn, step_products
+from caffe2_recurrent.rewriting import onednn, separate_rows, step_products
 from caffe2_recurrent.rewriting.overlap import ENABLE, THREADS, why_steps_may_overlap
 from caffe2_recurrent.rewriting.rows import with_rows
 from caffe2_recurrent.rewriting.rule import Rule, Site
@@ -46,6 +46,9 @@ class PackedProducts(Rule):
             return "its weights '{}' are laid out in another way".format(weights)
         if operator.input[0] not in with_rows(loop, sizes) | loop.known_rows:
             return "'{}' is not known to have one row for each sequence".format(operator.input[0])
+        product = step_products.read_product(loop, operator, sizes, None)
+        if not _ways(product.inner, product.outer):
+            return separate_rows.why_not(product.inner, product.outer)
         return None
 
     def loss(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
@@ -64,8 +67,9 @@ class PackedProducts(Rule):
         operators, position = site.where
         operator = operators[position]
         size = _size(loop, site, sizes)
-        way = onednn.INNER_PRODUCT if size is None else _fastest(size, sizes.steps(loop))
-        emitter = onednn.emit(way, loop, step_products.read_product(loop, operator, sizes, sizes.batch(loop)), operator)
+        product = step_products.read_product(loop, operator, sizes, sizes.batch(loop))
+        way = _ways(product.inner, product.outer)[0] if size is None else _fastest(size, sizes.steps(loop))
+        emitter = onednn.emit(way, loop, product, operator)
         operators[position : position + 1] = emitter.operators
         # The steps share oneDNN's tensors, which nothing else can look at.
         loop.shared += emitter.made if operators is loop.operators else []
@@ -81,8 +85,12 @@ def _size(loop: Loop, site: Site, sizes: Sizes) -> Optional[Size]:
     return Size(operators[position].type, batch, product.inner, product.outer, product.bias is not None)
 
 
+def _ways(inner: int, outer: int) -> List[str]:
+    return [way for way in onednn.ways() if separate_rows.in_steps(way, inner, outer)]
+
+
 def _fastest(size: Size, steps: Optional[int]) -> str:
-    return min(onednn.ways(), key=lambda way: seconds_of_step(size, way, steps))
+    return min(_ways(size.inner, size.outer), key=lambda way: seconds_of_step(size, way, steps))
 
 
 def _switch_executor_off(loop: Loop) -> None:

@@ -7,7 +7,7 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import integer
-from caffe2_recurrent.rewriting import onednn, onednn_over_steps, trial
+from caffe2_recurrent.rewriting import onednn, onednn_over_steps, separate_rows, trial
 from caffe2_recurrent.rewriting.onednn_over_steps import GRADIENT, PRODUCT, Layout, layouts
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.step_products import GAIN, weights_shape
@@ -58,7 +58,13 @@ class ProductsOverSteps(Rule):
         if len(shape) != 2 or integer(operator, "axis_w", 1) != 1:
             return "its weights '{}' are laid out in another way".format(weights)
         axis = integer(operator, "axis", 1)
-        return None if axis > 0 else "its axis {} is not counted from the first dimension on, from 1".format(axis)
+        if axis <= 0:
+            return "its axis {} is not counted from the first dimension on, from 1".format(axis)
+        outer, inner = shape
+        # The gradients of what is past the end of a sequence are 0.
+        if operator.type == PRODUCT and not separate_rows.over_steps(inner, outer):
+            return separate_rows.why_not(inner, outer)
+        return None
 
     def loss(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
         size = _size(loop, site, sizes)

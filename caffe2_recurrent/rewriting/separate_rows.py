@@ -1,0 +1,65 @@
+"""Whether oneDNN keeps the rows of a product apart: where one holds what is no number, the others are as they would be.
+
+Sequences that have ended may hold anything. Some kernels read on behind the end of a row and multiply what is there
+by 0: the inner products of Caffe2 in torch 1.7 do with few features, a convolution of one channel does in 1.10.
+"""
+
+from typing import Callable, List
+
+import numpy as np
+from caffe2.proto import caffe2_pb2
+
+from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.operator_arguments import set_arguments
+from caffe2_recurrent.rewriting import onednn, onednn_over_steps, trial
+from caffe2_recurrent.rewriting.onednn_over_steps import Layout
+from caffe2_recurrent.rewriting.rows import FEATURES
+
+# As many as fill the blocks of kernels, and do not.
+ROWS = (2, 3, 17, 33)
+
+Operators = List[caffe2_pb2.OperatorDef]
+
+
+@trial.remembered
+def in_steps(way: str, inner: int, outer: int) -> bool:
+    """In a product of a step, `[1, N, inner]` times weights of `outer` columns, in one of oneDNN's ways."""
+
+    def operators(loop: Loop, operator: caffe2_pb2.OperatorDef, rows: int) -> Operators:
+        product = onednn.Product("x", None, "w", "b", "y", rows, inner, outer)
+        step = onednn.emit(way, loop, product, operator).operators
+        return [*loop.before, *step]
+
+    return _stay_apart(operators, inner, outer)
+
+
+@trial.remembered
+def over_steps(inner: int, outer: int) -> bool:
+    """In a product over all steps."""
+    plain = Layout(inner, outer)
+
+    def operators(loop: Loop, operator: caffe2_pb2.OperatorDef, rows: int) -> Operators:
+        return onednn.in_a_net(onednn_over_steps.operators(loop, operator, plain, plain), operator.output, loop)
+
+    return _stay_apart(operators, inner, outer)
+
+
+def why_not(inner: int, outer: int) -> str:
+    """The reason of a rule that refuses."""
+    return "in oneDNN's products with [{}, {}] what is no number would spread to other rows".format(inner, outer)
+
+
+def _stay_apart(operators: Callable[[Loop, caffe2_pb2.OperatorDef, int], Operators], inner: int, outer: int) -> bool:
+    operator = caffe2_pb2.OperatorDef(type="FC", input=["x", "w", "b"], output=["y"])
+    set_arguments(operator, {"axis": FEATURES})
+    weights, bias = np.ones((outer, inner), np.float32), np.zeros(outer, np.float32)
+    for rows in ROWS:
+        made = operators(trial.lone_loop([*operator.input, *operator.output]), operator, rows)
+        for first in (0, 1):
+            x = np.ones((1, rows, inner), np.float32)
+            # Every other one.
+            x[:, first::2] = np.nan
+            found = trial.result(made, {"x": x, "w": weights, "b": bias}, "y")
+            if not np.isfinite(found[:, 1 - first :: 2]).all():
+                return False
+    return True
