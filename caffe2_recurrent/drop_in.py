@@ -26,7 +26,7 @@ import caffe2_recurrent
 from caffe2_recurrent import optimized_runs
 from caffe2_recurrent.arguments import read_flag
 from caffe2_recurrent.problems import Problems, given
-from caffe2_recurrent.rewriting import Report
+from caffe2_recurrent.rewriting import Report, read_rules
 
 RECURRENT = "caffe2.python.recurrent"
 WORKSPACE = "caffe2.python.workspace"
@@ -77,6 +77,7 @@ class Installation:
 def install(
     *,
     optimize: bool = False,
+    rules: Optional[Iterable[str]] = None,
     even_if_slower: bool = False,
     on_report: Optional[Callable[[Report], Any]] = None,
 ) -> Installation:
@@ -90,16 +91,16 @@ def install(
             `caffe2_recurrent.optimize` does, with the sizes that are known by then. The engine gets a copy; the
             caller's net stays as it was built. Left as they are: nets with a loop that has a backward step and no
             gradient operator, which may come in a net of its own.
-        even_if_slower: with `optimize`: as for `caffe2_recurrent.optimize`.
+        rules, even_if_slower: with `optimize`: as for `caffe2_recurrent.optimize`.
         on_report: with `optimize`: a function that gets the `Report` of each net with loops.
 
     Returns:
         A context manager that takes back what this call has changed.
 
     Raises:
-        TypeError: flags that are none, or an `on_report` that cannot be called; nothing is changed.
+        TypeError: flags that are none, names of no rules, or an `on_report` that cannot be called; nothing is changed.
     """
-    settings = _read_settings(optimize, even_if_slower, on_report)
+    settings = _read_settings(optimize, rules, even_if_slower, on_report)
     changes_before = len(_changes)
     for module, names in _modules():
         for name, ours in _ours(names):
@@ -133,11 +134,12 @@ def _take_back(changes_before: int) -> None:
             change.namespace[change.name] = change.before
 
 
-def _read_settings(optimize: Any, even_if_slower: Any, on_report: Any) -> Optional[optimized_runs.Settings]:
+def _read_settings(optimize: Any, rules: Any, even_if_slower: Any, on_report: Any) -> Optional[optimized_runs.Settings]:
     """How to optimise the nets that are run; None if they are not to be."""
     problems = Problems("install")
     wanted = read_flag("optimize", optimize, problems)
-    settings = optimized_runs.Settings(read_flag("even_if_slower", even_if_slower, problems), on_report)
+    chosen = [rule.name for rule in read_rules(rules, problems)]
+    settings = optimized_runs.Settings(chosen, read_flag("even_if_slower", even_if_slower, problems), on_report)
     if on_report is not None and not callable(on_report):
         problems.add("on_report must be a function that takes a Report; got {}", given(on_report))
     problems.raise_if_any(TypeError)

@@ -7,7 +7,7 @@ them once.
 """
 
 import functools
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional, Sequence
 
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core
@@ -22,6 +22,7 @@ NAMES = ("CreateNet", "RunNetOnce", "RunPlan")
 class Settings(NamedTuple):
     """How nets are optimised, and who gets the reports."""
 
+    rules: Sequence[str]
     even_if_slower: bool
     on_report: Optional[Callable[[Report], Any]]
 
@@ -55,7 +56,7 @@ class Runner:
         """Optimise `net`; whether there was something to do."""
         if not _is_whole(net):
             return False
-        report = optimize(net, even_if_slower=self.settings.even_if_slower)
+        report = optimize(net, self.settings.rules, even_if_slower=self.settings.even_if_slower)
         if self.settings.on_report is not None:
             self.settings.on_report(report)
         return report.total > 0

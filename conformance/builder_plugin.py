@@ -17,11 +17,15 @@ import pytest
 from caffe2.python import gradient_checker, hypothesis_test_util, recurrent
 
 import caffe2_recurrent
+from caffe2_recurrent.rewriting.rules import RULES
 
 # Old tests that newer versions of Hypothesis refuse to run: a test called from two classes, examples that take long.
 HEALTH_CHECKS = ("differing_executors", "too_slow")
 # Between an unrolled net and one with a loop Caffe2 allows 1e-7, as both run the same operators.
 EXACT, ROUNDING = 1e-7, 1e-5
+# Tests that count what the RNN executor runs, and the rules that take it off.
+OF_THE_EXECUTOR = ("test_observer_rnn_executor",)
+TAKE_IT_OFF = ("packed_products", "executor_threads")
 # What each rule has rewritten in the test that runs.
 rewritten = Counter()
 
@@ -37,11 +41,17 @@ def pytest_configure(config):
     builder = config.getoption("builder")
     if builder != "caffe2":
         forbid(recurrent.recurrent_net)
-        optimised = builder == "optimised"
-        if optimised:
+        if builder == "optimised":
             allow_rounding(gradient_checker.NetGradientChecker.CompareNets)
-        # The sizes of tests are those that the rules would leave alone.
-        caffe2_recurrent.install(optimize=optimised, even_if_slower=True, on_report=count)
+            optimise()
+        else:
+            caffe2_recurrent.install()
+
+
+def optimise(leaving_out=()):
+    """Optimise nets from now on, by all rules but these, which would leave nets of the sizes of tests alone."""
+    rules = [rule.name for rule in RULES if rule.name not in leaving_out]
+    caffe2_recurrent.install(optimize=True, rules=rules, even_if_slower=True, on_report=count)
 
 
 def allow_rounding(compare):
@@ -82,6 +92,8 @@ def forbid(function):
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     np.random.seed(0)
+    if item.config.getoption("builder") == "optimised":
+        optimise(leaving_out=TAKE_IT_OFF if item.name in OF_THE_EXECUTOR else ())
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -331,6 +331,14 @@ def test_nothing_is_optimised_unless_asked_for():
         workspace.RunNetOnce(model.net)
 
 
+def test_a_choice_of_rules():
+    model, _ = support.lstm()
+    reports = []
+    with installed(reports, rules=["lstm_unit", "parameter_gradients"]):
+        workspace.RunNetOnce(model.net)
+    assert reports[0].counts == {"parameter_gradients": 1, "lstm_unit": 1}
+
+
 def test_small_nets_are_left_alone_unless_asked_for():
     model, _ = support.lstm()
     reports = []

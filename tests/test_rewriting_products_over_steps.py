@@ -420,15 +420,16 @@ def test_a_wrong_layout_is_seen(wrong, monkeypatch):
     """Parts that are put together in another way are not passed over."""
     first, last = wrong
     laid_out(monkeypatch, 0, 0, 3)
-    finish = onednn_over_steps._finish
+    bring_back = onednn_over_steps._bring_back
 
-    def finish_wrongly(emitter, copies, *others):
-        if len(copies) > 1:
-            copies[first], copies[last] = copies[last], copies[first]
+    def bring_back_wrongly(emitter, parts, *others):
+        parts = list(parts)
+        if len(parts) > 1:
+            parts[first], parts[last] = parts[last], parts[first]
             if first:
-                copies[1] = copies[0]
-        return finish(emitter, copies, *others)
+                parts[1] = parts[0]
+        return bring_back(emitter, parts, *others)
 
-    monkeypatch.setattr(onednn_over_steps, "_finish", finish_wrongly)
+    monkeypatch.setattr(onednn_over_steps, "_bring_back", bring_back_wrongly)
     with pytest.raises(AssertionError, match="gradient of [wx]|broadcast|shape"):
         assert_kept(gone=[PRODUCT] + [GRADIENT] * 3)

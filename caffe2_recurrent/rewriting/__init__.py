@@ -55,7 +55,7 @@ def optimize(
     known_shapes = read_shapes(shapes, problems)
     dry_run = read_flag("dry_run", dry_run, problems)
     even_if_slower = read_flag("even_if_slower", even_if_slower, problems)
-    chosen = _chosen(rules, problems)
+    chosen = read_rules(rules, problems)
     problems.raise_if_any(TypeError)
     assert proto is not None
     sizes = find_sizes(proto, init_net_of(model_or_net), known_shapes)
@@ -65,7 +65,8 @@ def optimize(
     return report
 
 
-def _chosen(rules: Any, problems: Problems) -> List[Rule]:
+def read_rules(rules: Any, problems: Problems) -> List[Rule]:
+    """The rules of these names, in their order; all of them for None."""
     if rules is None:
         return list(RULES)
     if isinstance(rules, (str, bytes)) or not isinstance(rules, Iterable):

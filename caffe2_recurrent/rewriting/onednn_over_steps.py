@@ -96,66 +96,59 @@ def _emit_gradient(emitter: Emitter, operator: caffe2_pb2.OperatorDef, plain: La
     rows, weights, of_result = operator.input
     of_weights, of_bias, *of_rows = operator.output
     shape = emitter.new("Shape", [rows], "shape_of_rows") if of_rows else None
-    if layout.outer > plain.outer:
-        of_result = _with_zeros(emitter, _as_rows(emitter, of_result, plain.outer), [0, layout.outer - plain.outer])
-    of_result = _copy_there(emitter, of_result, emitter.blob("of_result"), layout.outer)
-    if layout != plain:
-        rows = _as_rows(emitter, rows, plain.inner)
-    if layout._replace(parts=1) != plain:
-        beside, below = layout.inner - plain.inner, layout.outer - plain.outer
-        rows = _with_zeros(emitter, rows, [0, beside]) if beside else rows
+    beside, below = layout.inner - plain.inner, layout.outer - plain.outer
+    if below:
+        of_result = _with_zeros(emitter, _as_rows(emitter, of_result, plain.outer), [0, below])
+    if beside:
+        rows = _with_zeros(emitter, _as_rows(emitter, rows, plain.inner), [0, beside])
+    if beside or below:
         weights = _with_zeros(emitter, weights, [0, beside, 0, below])
+    of_result = _copy_there(emitter, of_result, emitter.blob("of_result"), layout.outer)
+    parts = zip(
+        _parts(emitter, _copy_there(emitter, rows, emitter.blob("rows"), layout.inner), layout),
+        _parts(emitter, _copy_there(emitter, weights, emitter.blob("weights")), layout),
+    )
+    made = []
+    for part_of_rows, part_of_weights in parts:
+        made.append([emitter.blob(role) for role in RESULTS[: len(operator.output)]])
+        onednn.add(emitter, GRADIENT, [part_of_rows, part_of_weights, of_result], made[-1])
+        onednn.free(emitter, [part_of_rows, part_of_weights])
 
-    copies: List[Operators] = [[] for _ in operator.output]
-    start = 0
-    for width in layout.widths:
-        first = len(emitter.made)
-        columns = None if layout.parts == 1 else (start, start + width)
-        inputs = [
-            _copy_there(emitter, _part(emitter, rows, columns), emitter.blob("rows"), width),
-            _copy_there(emitter, _part(emitter, weights, columns), emitter.blob("weights")),
-            of_result,
-        ]
-        made = [emitter.blob(role) for role in RESULTS[: len(operator.output)]]
-        onednn.add(emitter, GRADIENT, inputs, made)
-        done = emitter.made[first:]
-        for back, source in zip(copies, made):
-            onednn.add(emitter, onednn.FROM, [source], [emitter.blob("share")])
-            back.append(emitter.operators[-1])
-        onednn.free(emitter, done)
-        start += width
-
-    last_row = plain.outer if layout.outer > plain.outer else ALL
-    last_column = plain.inner if layout.inner > plain.inner else ALL
-    _finish(emitter, copies[0], of_weights, [last_row, last_column])
+    shares = list(zip(*made))
+    last_row = plain.outer if below else ALL
+    last_column = plain.inner if beside else ALL
+    _bring_back(emitter, shares[0], of_weights, [last_row, last_column])
     # Every part has the whole of it.
-    _finish(emitter, copies[1][:1], of_bias, [last_row])
-    for back, blob in zip(copies[2:], of_rows):
-        _finish(emitter, back, blob, [ALL, last_column])
+    _bring_back(emitter, shares[1][:1], of_bias, [last_row])
+    for share, blob in zip(shares[2:], of_rows):
+        _bring_back(emitter, share, blob, [ALL, last_column])
         assert shape is not None
         _reshape(emitter, blob, shape)
 
 
-def _finish(emitter: Emitter, copies: Operators, blob: str, ends: Sequence[int]) -> None:
-    """`blob` of parts of columns that `copies` have brought back, up to `ends` of each dimension."""
-    last = copies[0]
-    if len(copies) > 1:
-        emitter.concat([copy.output[0] for copy in copies], "joined", 1)
-        last = emitter.operators[-1]
+def _parts(emitter: Emitter, blob: str, layout: Layout) -> List[str]:
+    """Parts of the columns of what oneDNN has."""
+    if layout.parts == 1:
+        return [blob]
+    parts = [emitter.blob("part") for _ in layout.widths]
+    onednn.add(emitter, "Split", [blob], parts, axis=1, split=layout.widths)
+    onednn.free(emitter, [blob])
+    return parts
+
+
+def _bring_back(emitter: Emitter, parts: Sequence[str], blob: str, ends: Sequence[int]) -> None:
+    """`blob` of parts of columns that oneDNN has, up to `ends` of each dimension."""
+    joined = parts[0]
+    if len(parts) > 1:
+        outputs = [emitter.blob("joined"), emitter.blob("joined_sizes")]
+        joined = onednn.add(emitter, "Concat", parts, outputs, axis=1)
+    onednn.add(emitter, onednn.FROM, [joined], [emitter.blob("copied")])
     for dimension, end in enumerate(ends):
         # Slice cuts one dimension at a time.
         if end != ALL:
             only_there = [end if other == dimension else ALL for other in range(len(ends))]
-            emitter.new("Slice", last.output[:1], "cut", starts=[0] * len(ends), ends=only_there)
-            last = emitter.operators[-1]
-    last.output[0] = blob
-
-
-def _part(emitter: Emitter, blob: str, columns: Optional[Sequence[int]]) -> str:
-    if columns is None:
-        return blob
-    start, end = columns
-    return emitter.new("Slice", [blob], "part", starts=[0, start], ends=[-1, end])
+            emitter.new("Slice", emitter.operators[-1].output[:1], "cut", starts=[0] * len(ends), ends=only_there)
+    emitter.operators[-1].output[0] = blob
 
 
 def _with_zeros(emitter: Emitter, blob: str, pads: Sequence[int]) -> str:
