@@ -6,6 +6,7 @@ from caffe2.python import core
 
 import rewriting_support as support
 from caffe2_recurrent import install, optimize
+from caffe2_recurrent.problems import names
 from errors_support import listed, snapshot
 
 KNOWN = ", ".join("'{}'".format(name) for name in support.NAMES[:12])
@@ -106,4 +107,14 @@ def test_a_receiver_of_reports_that_is_none():
         "install",
         "optimize must be True or False; got 'yes' of type str",
         "on_report must be a function that takes a Report; got 3 of type int",
+    )
+
+
+def test_rules_of_install_that_are_none():
+    with pytest.raises(TypeError) as caught:
+        install(optimize=True, rules=["lstm_unit", "fastest"], even_if_slower="yes")
+    assert str(caught.value) == listed(
+        "install",
+        "rules has 'fastest' of type str; the rules are {}".format(names(support.NAMES)),
+        "even_if_slower must be True or False; got 'yes' of type str",
     )
