@@ -1,9 +1,9 @@
 """FC and FCGradient over all steps, by oneDNN.
 
-oneDNN's kernel for the gradient of weights `[M, K]` takes K in blocks of 16 and M in blocks of 64, and falls back to
-MKL's for other sizes. And it goes through all rows for one part of the weights after the other, so that with many rows
-and columns nothing stays in the caches. Therefore the gradient may be had from operands with zeros behind their last
-columns, and in parts of the columns of X and W:
+oneDNN's kernel for the gradient of weights `[M, K]` takes K in blocks of 16 and M in blocks of 64; for other sizes
+there is another one, which takes about twice as long. And with many rows and columns it gets slower, as if nothing
+stayed in the caches. Therefore the gradient may be had from operands with zeros behind their last columns, and in
+parts of the columns of X and W:
 
     dW, db, dX = FCGradient(X, W, dY)
 
