@@ -20,7 +20,7 @@ KERNEL = {onednn.INNER_PRODUCT: "FC", onednn.CONVOLUTION: "Conv"}
 
 def force(monkeypatch, way):
     """Have products of steps done in one way, without a trial."""
-    monkeypatch.setattr(packed_products, "_fastest", lambda size, steps: way)
+    monkeypatch.setattr(packed_products, "_fastest", lambda kind, product, steps: way)
 
 
 def make_up(monkeypatch, as_it_is, transposed=None, **ways):

@@ -3,7 +3,7 @@
     by tanh      sigmoid(z) = 0.5 + 0.5 tanh(z / 2)
     by sigmoid   tanh(z) = 2 sigmoid(2 z) - 1, as LSTMUnit itself has it
 
-`shift` and `scale` `[4 D]` are what the gates are multiplied with and what is added to them before. The order of the
+`scale` and `shift` `[4 D]` are what the gates are multiplied with and what is added to them before. The order of the
 gates is that of LSTMUnit: input, forget, output, candidate.
 
 A form gives the factors of the backward step too. That they may be a multiple of what they should be is for the form

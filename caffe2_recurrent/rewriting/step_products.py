@@ -28,6 +28,11 @@ class Size(NamedTuple):
     outer: int
     has_bias: bool
 
+    @classmethod
+    def of(cls, kind: str, product: onednn.Product) -> "Size":
+        assert product.batch is not None
+        return cls(kind, product.batch, product.inner, product.outer, product.bias is not None)
+
 
 def is_with_weights(loop: Loop, operator: caffe2_pb2.OperatorDef) -> bool:
     """Whether it is a product, not by oneDNN yet, with a blob that is the same in all steps."""

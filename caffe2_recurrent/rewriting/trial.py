@@ -50,10 +50,8 @@ def seconds(step: Operators, shapes: Mapping[str, Shape], once: Operators = ()) 
             workspace.FeedBlob(blob, random.uniform(-1, 1, shape).astype(np.float32))
         found: List[float] = []
         for name, operators in (("once", once), ("step", step)):
-            net = caffe2_pb2.NetDef(name="trial_" + name, op=operators)
-            # Not by `workspace.CreateNet`, which `install` may have told to optimise nets with loops.
-            workspace.C.create_net(net.SerializeToString(), False)
-            found.append(_best(net.name) if operators else 0.0)
+            net = _create("trial_" + name, operators)
+            found.append(_best(net) if operators else 0.0)
         return Seconds(*found)
 
 
@@ -62,9 +60,7 @@ def result(operators: Operators, values: Mapping[str, np.ndarray], blob: str) ->
     with scratch_workspace(WORKSPACE):
         for name, value in values.items():
             workspace.FeedBlob(name, value)
-        net = caffe2_pb2.NetDef(name="trial", op=operators)
-        workspace.C.create_net(net.SerializeToString(), False)
-        workspace.RunNet(net.name)
+        workspace.RunNet(_create("trial", operators))
         return workspace.FetchBlob(blob)
 
 
@@ -120,6 +116,12 @@ def lone_loop(names: Iterable[str]) -> Loop:
         gradient=None,
         names=Names(names),
     )
+
+
+def _create(name: str, operators: Operators) -> str:
+    # Not by `workspace.CreateNet`, which `install` may have told to optimise nets with loops.
+    workspace.C.create_net(caffe2_pb2.NetDef(name=name, op=operators).SerializeToString(), False)
+    return name
 
 
 def _best(net: str) -> float:

@@ -46,8 +46,8 @@ class PackedProducts(Rule):
             return "its weights '{}' are laid out in another way".format(weights)
         if operator.input[0] not in with_rows(loop, sizes) | loop.known_rows:
             return "'{}' is not known to have one row for each sequence".format(operator.input[0])
-        product = step_products.read_product(loop, operator, sizes, None)
-        if not _ways(product.inner, product.outer):
+        product = step_products.read_product(loop, operator, sizes, sizes.batch(loop))
+        if not _ways(product):
             return separate_rows.why_not(product.inner, product.outer)
         return None
 
@@ -55,20 +55,22 @@ class PackedProducts(Rule):
         reason = why_steps_may_overlap(loop) if integer(loop.forward, ENABLE, 0) else None
         if reason is not None:
             return "it would take the RNN executor off: {}".format(reason)
-        size = _size(loop, site, sizes)
-        if size is None:
+        operators, position = site.where
+        operator = operators[position]
+        product = step_products.read_product(loop, operator, sizes, sizes.batch(loop))
+        if product.batch is None:
             return "the batch size is not known; give shapes"
-        as_it_is = seconds_of_step(size, AS_IT_IS, None)
-        if GAIN * seconds_of_step(size, _fastest(size, sizes.steps(loop)), sizes.steps(loop)) > as_it_is:
+        size, steps = Size.of(operator.type, product), sizes.steps(loop)
+        way = _fastest(operator.type, product, steps)
+        if GAIN * seconds_of_step(size, way, steps) > seconds_of_step(size, AS_IT_IS, None):
             return "for [{0.rows}, {0.inner}] x [{0.inner}, {0.outer}] oneDNN is not faster".format(size)
         return None
 
     def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
         operators, position = site.where
         operator = operators[position]
-        size = _size(loop, site, sizes)
         product = step_products.read_product(loop, operator, sizes, sizes.batch(loop))
-        way = _ways(product.inner, product.outer)[0] if size is None else _fastest(size, sizes.steps(loop))
+        way = _fastest(operator.type, product, sizes.steps(loop))
         emitter = onednn.emit(way, loop, product, operator)
         operators[position : position + 1] = emitter.operators
         # The steps share oneDNN's tensors, which nothing else can look at.
@@ -76,21 +78,16 @@ class PackedProducts(Rule):
         _switch_executor_off(loop)
 
 
-def _size(loop: Loop, site: Site, sizes: Sizes) -> Optional[Size]:
-    operators, position = site.where
-    product = step_products.read_product(loop, operators[position], sizes, None)
-    batch = sizes.batch(loop)
-    if batch is None:
-        return None
-    return Size(operators[position].type, batch, product.inner, product.outer, product.bias is not None)
+def _ways(product: onednn.Product) -> List[str]:
+    return [way for way in onednn.ways() if separate_rows.in_steps(way, product.inner, product.outer)]
 
 
-def _ways(inner: int, outer: int) -> List[str]:
-    return [way for way in onednn.ways() if separate_rows.in_steps(way, inner, outer)]
-
-
-def _fastest(size: Size, steps: Optional[int]) -> str:
-    return min(_ways(size.inner, size.outer), key=lambda way: seconds_of_step(size, way, steps))
+def _fastest(kind: str, product: onednn.Product, steps: Optional[int]) -> str:
+    """The way to take; without a trial if the batch size is not known."""
+    if product.batch is None:
+        return _ways(product)[0]
+    size = Size.of(kind, product)
+    return min(_ways(product), key=lambda way: seconds_of_step(size, way, steps))
 
 
 def _switch_executor_off(loop: Loop) -> None:
