@@ -214,14 +214,14 @@ WRONG = [(PRODUCT, 0, "other"), (PRODUCT, 2, "u0_b"), (GRADIENT, 0, "other"), (G
 @pytest.mark.parametrize("kind, position, blob", WRONG)
 def test_a_wrong_product_is_seen(kind, position, blob, monkeypatch):
     """One that reads another blob: what the tests above compare would not pass over it."""
-    operators = onednn_over_steps.operators
+    in_a_net = onednn_over_steps.in_a_net
 
-    def wrong_operators(loop, operator, plain, layout):
+    def of_another_blob(loop, operator, *others):
         if operator.type == kind:
             operator.input[position] = blob
-        return operators(loop, operator, plain, layout)
+        return in_a_net(loop, operator, *others)
 
-    monkeypatch.setattr(onednn_over_steps, "operators", wrong_operators)
+    monkeypatch.setattr(onednn_over_steps, "in_a_net", of_another_blob)
     expected = Net().values()
     made = Net(change=lambda net: net.AddExternalInput("other"))
     workspace.FeedBlob("other", np.ones((T, N, 4), dtype=np.float32))
@@ -410,6 +410,40 @@ def test_gradients_of_an_lstm_in_each_layout(beside, below, parts, monkeypatch):
 @EVERY_LAYOUT
 def test_other_sizes_in_each_layout(beside, below, parts, monkeypatch):
     expected = support.runs_of_other_sizes(lambda model: None)
+    laid_out(monkeypatch, beside, below, parts)
+    found = support.runs_of_other_sizes(support.Optimised(["parameter_gradients", RULE]))
+    support.assert_same(found, expected)
+
+
+# What is large stays in oneDNN's memory.
+
+
+def stays(net):
+    """The blobs that Ifs write, do not give back and do not free."""
+    inside = in_ifs(net)
+    given_back = {blob for operator in net.Proto().op for blob in operator.output}
+    freed = {blob for operator in inside if operator.type == "Free" for blob in operator.input}
+    return {blob for operator in inside for blob in operator.output} - given_back - freed
+
+
+@pytest.mark.parametrize("bytes_, kept", [(9 * 3 * 16 * 4, 1), (9 * 3 * 16 * 4 + 1, 0)], ids=["large", "not large"])
+def test_large_results_stay(bytes_, kept, monkeypatch):
+    """All products of the loop have one blob for them."""
+    monkeypatch.setattr(onednn_over_steps, "LARGE", bytes_)
+    laid_out(monkeypatch, 0, 0, 1)
+    expected = support.run(*support.lstm())
+    workspace.ResetWorkspace()
+    model, blobs = support.lstm()
+    rewrite = support.Optimised(["parameter_gradients", RULE])
+    rewrite(model)
+    assert rewrite.report.counts[RULE] == 3 and len(stays(model.net)) == kept
+    support.assert_same(support.run(model, blobs), expected)
+
+
+@EVERY_LAYOUT
+def test_other_sizes_where_results_stay(beside, below, parts, monkeypatch):
+    expected = support.runs_of_other_sizes(lambda model: None)
+    monkeypatch.setattr(onednn_over_steps, "LARGE", 1)
     laid_out(monkeypatch, beside, below, parts)
     found = support.runs_of_other_sizes(support.Optimised(["parameter_gradients", RULE]))
     support.assert_same(found, expected)

@@ -11,7 +11,11 @@ parts of the columns of X and W:
     for X_i, W_i in parts of [X, 0], [[W, 0], [0, 0]]:    dW_i, db, dX_i = FCGradient(X_i, W_i, dY')
     dW, dX = the parts beside each other, without what is there of the zeros
 
-Source: caffe2/ideep/operators/fully_connected_op.cc, and brgemm_bwd_w among oneDNN's inner products.
+What a loop's products have in common with oneDNN, Y or dY, stays there if it is large: memory of that size comes from
+the system, and its pages cost more than the copy into them.
+
+Source: caffe2/ideep/operators/fully_connected_op.cc, and brgemm_bwd_w among oneDNN's inner products; M_MMAP_THRESHOLD
+of glibc's mallopt.
 """
 
 from typing import List, NamedTuple, Optional, Sequence
@@ -33,6 +37,9 @@ NARROWEST = 128
 RESULTS = ("of_weights", "of_bias", "of_rows")
 # To Slice, the end of a dimension.
 ALL = -1
+# Bytes from which on glibc's malloc always gives memory back to the system.
+LARGE = 32 * 2**20
+FLOAT = 4
 
 Operators = List[caffe2_pb2.OperatorDef]
 
@@ -65,18 +72,39 @@ def layouts(kind: str, inner: int, outer: int) -> List[Layout]:
     return list(dict.fromkeys([plain, *in_parts]))
 
 
-def operators(loop: Loop, operator: caffe2_pb2.OperatorDef, plain: Layout, layout: Layout) -> Operators:
-    """What takes the place of `operator`, `plain` is without zeros and parts; to be run by `onednn.in_a_net`."""
+def in_a_net(
+    loop: Loop, operator: caffe2_pb2.OperatorDef, plain: Layout, layout: Layout, rows: Optional[int] = None
+) -> Operators:
+    """Operators of the outer net in place of `operator`, over `rows` rows, if known; `plain` has no zeros and parts."""
     emitter = Emitter(loop, operator, operator.output[0])
-    (_emit_product if operator.type == PRODUCT else _emit_gradient)(emitter, operator, plain, layout)
-    return emitter.operators
+    results = _results(emitter, layout, rows)
+    (_emit_product if operator.type == PRODUCT else _emit_gradient)(emitter, operator, plain, layout, results)
+    kept = [results] if _is_large(layout, rows) else []
+    return onednn.in_a_net(emitter.operators, operator.output, loop, kept)
+
+
+def _is_large(layout: Layout, rows: Optional[int]) -> bool:
+    return (rows or 0) * layout.outer * FLOAT >= LARGE
+
+
+def _results(emitter: Emitter, layout: Layout, rows: Optional[int]) -> str:
+    """The blob of oneDNN for Y or dY; if it is large, the same one for all products of the loop."""
+    if not _is_large(layout, rows):
+        return emitter.blob("results")
+    key = ("onednn", "results", layout.outer)
+    made = emitter.loop.made
+    if key not in made:
+        made[key] = emitter.blob("results_to_keep")
+    return made[key]
 
 
 def _whole_blocks(size: int, block: int) -> int:
     return -(-size // block) * block
 
 
-def _emit_product(emitter: Emitter, operator: caffe2_pb2.OperatorDef, plain: Layout, layout: Layout) -> None:
+def _emit_product(
+    emitter: Emitter, operator: caffe2_pb2.OperatorDef, plain: Layout, layout: Layout, results: str
+) -> None:
     rows, weights, bias = operator.input
     inner, outer, _ = layout
     # The shape of the result is what is in front of the features in that of the rows, and the number of outputs.
@@ -88,22 +116,26 @@ def _emit_product(emitter: Emitter, operator: caffe2_pb2.OperatorDef, plain: Lay
         _copy_there(emitter, weights, emitter.blob("weights")),
         _copy_there(emitter, bias, emitter.blob("bias")),
     ]
-    multiplied = onednn.add(emitter, "FC", inputs, [emitter.blob("multiplied")], training_mode=1)
-    _copy_back(emitter, multiplied, operator.output[0], shape)
+    onednn.add(emitter, "FC", inputs, [results], training_mode=1)
+    _copy_back(emitter, results, operator.output[0], shape)
 
 
-def _emit_gradient(emitter: Emitter, operator: caffe2_pb2.OperatorDef, plain: Layout, layout: Layout) -> None:
+def _emit_gradient(
+    emitter: Emitter, operator: caffe2_pb2.OperatorDef, plain: Layout, layout: Layout, results: str
+) -> None:
     rows, weights, of_result = operator.input
     of_weights, of_bias, *of_rows = operator.output
     shape = emitter.new("Shape", [rows], "shape_of_rows") if of_rows else None
     beside, below = layout.inner - plain.inner, layout.outer - plain.outer
+    # As rows before it is copied: a blob of oneDNN keeps its memory for what has the same shape.
+    of_result = _as_rows(emitter, of_result, plain.outer)
     if below:
-        of_result = _with_zeros(emitter, _as_rows(emitter, of_result, plain.outer), [0, below])
+        of_result = _with_zeros(emitter, of_result, [0, below])
     if beside:
         rows = _with_zeros(emitter, _as_rows(emitter, rows, plain.inner), [0, beside])
     if beside or below:
         weights = _with_zeros(emitter, weights, [0, beside, 0, below])
-    of_result = _copy_there(emitter, of_result, emitter.blob("of_result"), layout.outer)
+    _copy_there(emitter, of_result, results)
     parts = zip(
         _parts(emitter, _copy_there(emitter, rows, emitter.blob("rows"), layout.inner), layout),
         _parts(emitter, _copy_there(emitter, weights, emitter.blob("weights")), layout),
@@ -111,7 +143,7 @@ def _emit_gradient(emitter: Emitter, operator: caffe2_pb2.OperatorDef, plain: La
     made = []
     for part_of_rows, part_of_weights in parts:
         made.append([emitter.blob(role) for role in RESULTS[: len(operator.output)]])
-        onednn.add(emitter, GRADIENT, [part_of_rows, part_of_weights, of_result], made[-1])
+        onednn.add(emitter, GRADIENT, [part_of_rows, part_of_weights, results], made[-1])
         onednn.free(emitter, [part_of_rows, part_of_weights])
 
     shares = list(zip(*made))

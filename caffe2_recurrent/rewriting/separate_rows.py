@@ -39,7 +39,7 @@ def over_steps(inner: int, outer: int) -> bool:
     plain = Layout(inner, outer)
 
     def operators(loop: Loop, operator: caffe2_pb2.OperatorDef, rows: int) -> Operators:
-        return onednn.in_a_net(onednn_over_steps.operators(loop, operator, plain, plain), operator.output, loop)
+        return onednn_over_steps.in_a_net(loop, operator, plain, plain)
 
     return _stay_apart(operators, inner, outer)
 

@@ -80,8 +80,8 @@ class ProductsOverSteps(Rule):
         size = _size(loop, site, sizes)
         outer, inner = _shape(loop, operator, sizes)
         layout = Layout(inner, outer) if size is None else fastest(size)
-        made = onednn_over_steps.operators(loop, operator, Layout(inner, outer), layout)
-        operators[position : position + 1] = onednn.in_a_net(made, operator.output, loop)
+        made = onednn_over_steps.in_a_net(loop, operator, Layout(inner, outer), layout, size and size.rows)
+        operators[position : position + 1] = made
 
 
 def _shape(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes) -> Sequence[int]:
@@ -125,5 +125,5 @@ def _time(size: Size, layout: Optional[Layout]) -> trial.Seconds:
     if layout is None:
         return trial.seconds([operator], shapes)
     loop = trial.lone_loop([*shapes, *outputs])
-    operators = onednn_over_steps.operators(loop, operator, Layout(size.inner, size.outer), layout)
-    return trial.seconds(onednn.in_a_net(operators, outputs, loop), shapes)
+    plain = Layout(size.inner, size.outer)
+    return trial.seconds(onednn_over_steps.in_a_net(loop, operator, plain, layout, size.rows), shapes)
