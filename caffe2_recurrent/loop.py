@@ -10,8 +10,9 @@
 
 import re
 import zlib
+from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 from caffe2.proto import caffe2_pb2
 
@@ -29,6 +30,8 @@ from caffe2_recurrent.operators import copied, is_on_onednn, new_operator
 from caffe2_recurrent.wiring import STEP_NETS, Alias, Link, alias_arguments, link_arguments, own_prefix
 
 INITIAL = "initial_recurrent_state_ids"
+# What ends an argument that says how the gradient operator calls a blob.
+RENAMED = ".rename"
 # What ends the name of a step net that has been changed.
 CONTENT = re.compile("_[0-9a-f]{8}$")
 BACKWARD = ("backward_step_net", POSITIONS, PYTHON_POSITIONS, SEQUENCE_GRADIENTS)
@@ -93,9 +96,10 @@ class Loop:
     `after_gradient` are operators of the outer net that run once, around the two. `overwritten` maps blobs of the step
     to backward blobs of the same shape that may take their memory, `known_rows` are blobs of both steps known
     to be `[1, N, k]`. `around` are operators of the outer net, by their positions, that make a sequence of the
-    loop or continue from its gradient, each in a list of what takes its place. `laying_out` are those that an earlier
-    rewriting put there to lay out weights for oneDNN. `busy` are the outer blobs that other operators in front of the
-    gradient operator read or write.
+    loop or continue from its gradient, each in a list of what takes its place; `sources` are, by the sequence, those of
+    them that make one for this loop alone and may as well run right in front of it. `laying_out` are those that an
+    earlier rewriting put there to lay out weights for oneDNN. `busy` are the outer blobs that other operators in front
+    of the gradient operator read or write.
     """
 
     name: str
@@ -117,6 +121,7 @@ class Loop:
     overwritten: Dict[str, str] = field(default_factory=dict)
     known_rows: Set[str] = field(default_factory=set)
     around: Dict[int, List[caffe2_pb2.OperatorDef]] = field(default_factory=dict)
+    sources: Dict[str, int] = field(default_factory=dict)
     laying_out: List[caffe2_pb2.OperatorDef] = field(default_factory=list)
     busy: Set[str] = field(default_factory=set)
 
@@ -190,6 +195,31 @@ class Loop:
         if outer not in self.inputs:
             self.inputs.append(outer)
 
+    def replace_first_sequence(self, source: caffe2_pb2.OperatorDef, inner: str) -> None:
+        """Have the step see a slice of another first sequence, in `inner`: the output of `source`, which runs before.
+
+        No operator may see the old one any more. The gradient stays what it was: that of the old sequence.
+        """
+        old, new = self.inputs[0], source.output[0]
+        sooner: List[caffe2_pb2.OperatorDef] = []
+        later: List[caffe2_pb2.OperatorDef] = []
+        made_of_it = {old}
+        for operator in self.before:
+            if made_of_it.isdisjoint(operator.input):
+                sooner.append(operator)
+            else:
+                later.append(operator)
+                made_of_it.update(operator.output)
+        self.before[:] = [*sooner, source, *later]
+        for operator in [*later, *self.after_gradient]:
+            operator.input[:] = [new if blob == old else blob for blob in operator.input]
+        self.inputs[0] = new
+        self.links[:] = [link for link in self.links if link.outer != old] + [Link(inner, new, 0)]
+        if self.gradient is not None:
+            self.gradient.links[:] = [link for link in self.gradient.links if link.outer != old]
+            # By the sequence's name the engine finds the gradient's.
+            set_arguments(self.gradient.operator, {new + "_grad" + RENAMED: self.gradient.sequence})
+
     def add_buffer(self, inner: str, outer_initial: str) -> Link:
         """Have the forward operator make room for the values of `inner` in all steps; gives the link to it.
 
@@ -260,6 +290,7 @@ def read_loops(net: caffe2_pb2.NetDef) -> Dict[int, Loop]:
     """The loops of a net by the position of their forward operator."""
     names = Names(_all_names(net))
     gradients = {operator.input[-1]: operator for operator in net.op if operator.type == GRADIENT_OPERATOR}
+    mentioned = Counter(name for operator in net.op for name in set(_all_names(caffe2_pb2.NetDef(op=[operator]))))
     loops: Dict[int, Loop] = {}
     for position, operator in enumerate(net.op):
         if operator.type == OPERATOR:
@@ -267,6 +298,7 @@ def read_loops(net: caffe2_pb2.NetDef) -> Dict[int, Loop]:
             loops[position] = _read(operator, gradient, names)
             loops[position].busy = _touched(net, operator, gradient)
             loops[position].around = _around(net, loops[position])
+            loops[position].sources = _sources(net, loops[position], position, mentioned)
             loops[position].laying_out = _laying_out(net, position)
     return loops
 
@@ -281,6 +313,19 @@ def _around(net: caffe2_pb2.NetDef, loop: Loop) -> Dict[int, List[caffe2_pb2.Ope
         for position, operator in enumerate(net.op)
         if operator in products or (operator.type == "FCGradient" and operator.input[:2] in sources)
     }
+
+
+def _sources(net: caffe2_pb2.NetDef, loop: Loop, position: int, mentioned: Mapping[str, int]) -> Dict[str, int]:
+    """The FCs of `around` that nothing would miss if they ran right in front of the loop at `position`."""
+    found = {}
+    for source, (operator,) in loop.around.items():
+        (result,) = operator.output[:1]
+        changed = {blob for other in net.op[source + 1 : position] for blob in other.output}
+        own = [net.op[source], *loop.outer_operators]
+        alone = mentioned[result] == len(own) and result not in net.external_output
+        if operator.type == "FC" and source < position and alone and changed.isdisjoint(operator.input):
+            found[result] = source
+    return found
 
 
 def _laying_out(net: caffe2_pb2.NetDef, position: int) -> List[caffe2_pb2.OperatorDef]:
@@ -399,8 +444,7 @@ def _name_by_content(step_net: caffe2_pb2.NetDef) -> str:
 
 def read_renames(operator: caffe2_pb2.OperatorDef) -> Dict[str, str]:
     """The blobs that a gradient operator calls by other names than the forward operator says."""
-    ending = ".rename"
-    return {given.name[: -len(ending)]: given.s.decode() for given in operator.arg if given.name.endswith(ending)}
+    return {given.name[: -len(RENAMED)]: given.s.decode() for given in operator.arg if given.name.endswith(RENAMED)}
 
 
 def read_links(operator: caffe2_pb2.OperatorDef, prefix: str) -> List[Link]:

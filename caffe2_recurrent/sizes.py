@@ -29,6 +29,11 @@ class Sizes:
     def shape(self, outer: str) -> Optional[Shape]:
         return self._shapes.get(outer)
 
+    def add(self, outer: str, like: str) -> None:
+        """A blob that a rule adds has the shape of another one, if that is known."""
+        if like in self._shapes:
+            self._shapes[outer] = self._shapes[like]
+
     def made_by(self, operators: Sequence[caffe2_pb2.OperatorDef]) -> Dict[str, Shape]:
         """The shapes of what operators compute that a rule has put in front of a loop."""
         found = dict(self._shapes)

@@ -14,8 +14,9 @@ from caffe2_recurrent.rewriting.rules import packed_products
 from caffe2_recurrent.rewriting.trial import Seconds
 from cells import CELLS
 
-TO, FROM = onednn.TO, onednn.FROM
-KERNEL = {onednn.INNER_PRODUCT: "FC", onednn.CONVOLUTION: "Conv"}
+FROM = onednn.FROM
+# What a step runs there in the place of a product.
+THERE = {onednn.INNER_PRODUCT: ["Scale", "FC", FROM], onednn.CONVOLUTION: ["ResizeLike", "Conv", FROM]}
 
 
 def force(monkeypatch, way):

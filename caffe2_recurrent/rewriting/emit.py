@@ -6,6 +6,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import workspace
 
 from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.operator_arguments import argument
 from caffe2_recurrent.operators import new_operator
 
 ATEN = "ATen"
@@ -14,6 +15,12 @@ ATEN = "ATen"
 def aten_is_missing() -> bool:
     """Whether this Caffe2 was built without the operator that runs ATen's vectorised kernels."""
     return ATEN not in workspace.RegisteredOperators()
+
+
+def is_aten(operator: caffe2_pb2.OperatorDef, kind: str) -> bool:
+    """Whether it is ATen's operator `kind`."""
+    given = argument(operator, "operator")
+    return operator.type == ATEN and given is not None and given.s.decode() == kind
 
 
 class Emitter:

@@ -31,8 +31,8 @@ WAYS = (INNER_PRODUCT, CONVOLUTION)
 TO, FROM = "CopyCPUToIDEEP", "CopyIDEEPToCPU"
 FREE = "Free"
 WORKSPACE = "caffe2_recurrent_onednn"
-# So many are copied sooner than another operator has run.
-FEW_NUMBERS = 8192
+# An operator of the CPU that runs on this device has its result in a blob of this name too, and oneDNN sees it there.
+ON_CPU = "{}_cpu_output_blob_{}"
 
 
 @functools.lru_cache(maxsize=None)
@@ -125,7 +125,9 @@ def emit(way: str, loop: Loop, product: Product, beside: caffe2_pb2.OperatorDef)
 def _emit_convolution(emitter: Emitter, loop: Loop, product: Product) -> None:
     image = _image(loop, product)
     loop.add_reference(image)
-    filters = add(emitter, TO, [_as_filters(emitter, product)], [emitter.blob("filters")])
+    like = _like_filters(loop, product)
+    loop.add_reference(like)
+    filters = _by_the_cpu(emitter, "ResizeLike", [product.input, like], "filters")
     convolved = add(emitter, "Conv", [image, filters], [emitter.blob("convolved")], kernel=1, training_mode=1)
     # ATen's output is a tensor of its own, so it cannot be a linked blob.
     is_linked = any(link.inner == product.output for link in loop.all_links)
@@ -141,13 +143,22 @@ def _emit_convolution(emitter: Emitter, loop: Loop, product: Product) -> None:
         emitter.add("Add", [copied, product.bias], copied, broadcast=1)
 
 
-def _as_filters(emitter: Emitter, product: Product) -> str:
-    shape = [-1, product.inner, 1, 1]
-    if (product.batch or 0) * product.inner < FEW_NUMBERS:
-        return emitter.reshape(product.input, "as_filters", shape)
-    as_filters = emitter.new("Alias", [product.input], "as_filters")
-    emitter.reshape_in_place(as_filters, shape)
-    return as_filters
+def _like_filters(loop: Loop, product: Product) -> str:
+    """A blob of the shape `[N, K, 1, 1]`."""
+    key = ("onednn", "like filters", product.inner)
+    if key not in loop.made:
+        batch = loop.add_before("Shape", loop.inputs[:1], "onednn_batch", axes=[1])
+        rest = loop.add_before("GivenTensorInt64Fill", [], "onednn_filter", shape=[3], values=[product.inner, 1, 1])
+        shape = loop.add_columns([batch, rest], "onednn_filters")
+        loop.made[key] = loop.add_before("ConstantFill", [shape], "onednn_like_filters", input_as_shape=1, value=0.0)
+    return loop.made[key]
+
+
+def _by_the_cpu(emitter: Emitter, kind: str, inputs: Sequence[str], name: str, **arguments: Any) -> str:
+    """A copy for oneDNN that an operator of the CPU makes: TO takes longer, as it plans each copy anew."""
+    copied = add(emitter, kind, inputs, [emitter.blob(name)], **arguments)
+    emitter.made.append(ON_CPU.format(copied, kind))
+    return copied
 
 
 def _emit_inner_product(emitter: Emitter, loop: Loop, product: Product) -> None:
@@ -157,7 +168,7 @@ def _emit_inner_product(emitter: Emitter, loop: Loop, product: Product) -> None:
     inputs = [_rows(loop, product), _before(loop, "plain", bias, _copy_there)]
     for outer in inputs:
         loop.add_reference(outer)
-    laid_out = add(emitter, TO, [product.input], [emitter.blob("input")])
+    laid_out = _by_the_cpu(emitter, "Scale", [product.input], "input", scale=1.0)
     multiplied = emitter.blob("multiplied")
     add(emitter, "FC", [laid_out, *inputs], [multiplied], axis=FEATURES, training_mode=1)
     add(emitter, FROM, [multiplied], [product.output])

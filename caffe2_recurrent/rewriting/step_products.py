@@ -20,18 +20,20 @@ AS_IT_IS = "as it is"
 
 
 class Size(NamedTuple):
-    """`rows` rows of `inner` numbers, by the operator `kind`, to rows of `outer`."""
+    """`rows` rows of `inner` numbers, by the operator `kind`, to rows of `outer`; weights `[outer, inner]` or not."""
 
     kind: str
     rows: int
     inner: int
     outer: int
     has_bias: bool
+    in_rows: bool
 
     @classmethod
     def of(cls, kind: str, product: onednn.Product) -> "Size":
         assert product.batch is not None
-        return cls(kind, product.batch, product.inner, product.outer, product.bias is not None)
+        has_bias, in_rows = product.bias is not None, product.rows is not None
+        return cls(kind, product.batch, product.inner, product.outer, has_bias, in_rows)
 
 
 def is_with_weights(loop: Loop, operator: caffe2_pb2.OperatorDef) -> bool:
@@ -42,8 +44,7 @@ def is_with_weights(loop: Loop, operator: caffe2_pb2.OperatorDef) -> bool:
 def is_plain(operator: caffe2_pb2.OperatorDef) -> bool:
     """Whether the product is over the last axis of `[1, N, K]`, with weights in their usual layout."""
     if operator.type == MULTIPLICATION:
-        transposed = integer(operator, "trans_a", 0) or integer(operator, "trans_b", 0)
-        return bool(integer(operator, "broadcast", 0)) and not transposed
+        return bool(integer(operator, "broadcast", 0)) and not integer(operator, "trans_a", 0)
     return integer(operator, "axis", 1) == FEATURES and integer(operator, "axis_w", 1) == 1
 
 
@@ -56,7 +57,7 @@ def read_product(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes, bat
     weights = operator.input[1]
     shape = weights_shape(loop, weights, sizes)
     assert shape is not None
-    in_rows = operator.type == FC
+    in_rows = operator.type == FC or bool(integer(operator, "trans_b", 0))
     inner, outer = shape[::-1] if in_rows else shape
     return onednn.Product(
         input=operator.input[0],
@@ -89,11 +90,12 @@ def _tried(size: Size) -> Dict[str, trial.Seconds]:
 
 
 def _seconds(size: Size, way: str) -> trial.Seconds:
-    weights: Shape = (size.outer, size.inner) if size.kind == FC else (size.inner, size.outer)
+    weights: Shape = (size.outer, size.inner) if size.in_rows else (size.inner, size.outer)
     bias: Dict[str, Shape] = {"b": (size.outer,)} if size.has_bias else {}
     shapes: Dict[str, Shape] = {"x": (1, size.rows, size.inner), "w": weights, **bias}
     operator = caffe2_pb2.OperatorDef(type=size.kind, input=list(shapes), output=["y"])
-    set_arguments(operator, {"broadcast": 1} if size.kind == MULTIPLICATION else {"axis": FEATURES})
+    multiplication = {"broadcast": 1, "trans_b": int(size.in_rows)}
+    set_arguments(operator, multiplication if size.kind == MULTIPLICATION else {"axis": FEATURES})
     if way == AS_IT_IS:
         return trial.seconds([operator], shapes)
     loop = trial.lone_loop(shapes)

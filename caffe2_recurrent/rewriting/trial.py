@@ -99,14 +99,17 @@ def forget() -> None:
 
 
 def lone_loop(names: Iterable[str]) -> Loop:
-    """A loop of nothing, to have operators put in whose blobs are not called by one of `names`."""
+    """A loop of nothing, to have operators put in; its blobs are called by none of `names`, of which the first is its
+    sequence.
+    """
+    used = list(names)
     forward = caffe2_pb2.OperatorDef(output=["trial"])
     return Loop(
         name="trial",
         forward=forward,
         net=caffe2_pb2.NetDef(),
         operators=[],
-        inputs=[],
+        inputs=used[:1],
         outputs=list(forward.output),
         states=[],
         links=[],
@@ -114,7 +117,7 @@ def lone_loop(names: Iterable[str]) -> Loop:
         timestep="timestep",
         shared=[],
         gradient=None,
-        names=Names(names),
+        names=Names(used),
     )
 
 

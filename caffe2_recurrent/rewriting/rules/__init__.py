@@ -12,6 +12,7 @@ from caffe2_recurrent.rewriting.rules.packed_products import PackedProducts
 from caffe2_recurrent.rewriting.rules.parameter_gradients import ParameterGradients
 from caffe2_recurrent.rewriting.rules.products_over_steps import ProductsOverSteps
 from caffe2_recurrent.rewriting.rules.scaled_weights import ScaledWeights
+from caffe2_recurrent.rewriting.rules.sequence_bias import SequenceBias
 from caffe2_recurrent.rewriting.rules.sequence_operators import SequenceOperators
 from caffe2_recurrent.rewriting.rules.transposed_weights import TransposedWeights
 from caffe2_recurrent.rewriting.rules.unread_blobs import UnreadBlobs
@@ -26,6 +27,7 @@ RULES = (
     GRUUnits(),
     Activations(),
     ScaledWeights(),
+    SequenceBias(),
     ZeroGradients(),
     MergedSums(),
     GradientBuffer(),

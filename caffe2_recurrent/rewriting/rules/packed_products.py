@@ -73,8 +73,9 @@ class PackedProducts(Rule):
         way = _fastest(operator.type, product, sizes.steps(loop))
         emitter = onednn.emit(way, loop, product, operator)
         operators[position : position + 1] = emitter.operators
-        # The steps share oneDNN's tensors, which nothing else can look at.
-        loop.shared += emitter.made if operators is loop.operators else []
+        # The steps share oneDNN's tensors, which nothing else can look at; backward steps do with what they write.
+        written = {blob for made in emitter.operators for blob in made.output}
+        loop.shared += [blob for blob in emitter.made if operators is loop.operators or blob not in written]
         _switch_executor_off(loop)
 
 

@@ -45,7 +45,7 @@ class TransposedWeights(Rule):
         if batch is None or shape is None:
             return "the sizes are not known, and transposing may cost more than it gains; give shapes"
         outer, inner = shape
-        size, steps = Size(FC, batch, inner, outer, has_bias=True), sizes.steps(loop)
+        size, steps = Size(FC, batch, inner, outer, has_bias=True, in_rows=True), sizes.steps(loop)
         if GAIN * seconds_of_step(size, TRANSPOSED, steps) > seconds_of_step(size, AS_IT_IS, None):
             return "for [{0}, {1}] x [{1}, {2}] it is not faster".format(batch, inner, outer)
         return None

@@ -1,0 +1,128 @@
+"""What each step adds to a slice of a sequence, and scales it with, in the product that makes the sequence."""
+
+from typing import Iterable, List, Optional
+
+from caffe2.proto import caffe2_pb2
+
+from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.operator_arguments import argument, integer, set_arguments
+from caffe2_recurrent.operators import copied, new_operator
+from caffe2_recurrent.rewriting import dataflow
+from caffe2_recurrent.rewriting.addends import is_in_backward_step, product_at
+from caffe2_recurrent.rewriting.emit import ATEN, is_aten
+from caffe2_recurrent.rewriting.rows import FEATURES, with_rows
+from caffe2_recurrent.rewriting.rule import Rule, Site
+from caffe2_recurrent.rewriting.step_products import MULTIPLICATION
+from caffe2_recurrent.sizes import Sizes
+
+SUM = "Sum"
+# With fewer rows in the whole sequence, its weights cost as much to scale as the steps save.
+FEWEST_ROWS = 128
+
+
+class SequenceBias(Rule):
+    """before the loop: X = FC(x, V, c)
+    step: Y = FC(h, W, b);  Z = Y + s * x_t, or Z = Sum(Y, x_t)
+
+    =>  before the loop: X = FC(x, s * V, s * c + b)
+        step: Z = BatchMatMul(h, W);  Z = Sum(Z, x_t)
+
+    Two passes over `[N, M]` less. The sequence must be the loop's first, made by an FC of the net, and nothing else
+    may read it: it gets another name, and the old one is gone. FCTransposed likewise.
+    """
+
+    name = "sequence_bias"
+
+    def sites(self, loop: Loop) -> Iterable[Site]:
+        sequence = loop.inputs[0]
+        for position, operator in enumerate(loop.operators):
+            for link in loop.links:
+                if link.outer == sequence and _adds(operator, link.inner):
+                    yield Site("{} -> '{}'".format(operator.type, operator.output[0]), (position, link))
+
+    def refusal(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
+        position, link = site.where
+        if link.outer not in loop.sources:
+            return "'{}' is not made by an FC for this loop alone".format(link.outer)
+        (source,) = loop.around[loop.sources[link.outer]]
+        if integer(source, "axis_w", 1) != 1:
+            return "the weights that make '{}' are laid out in another way (axis_w)".format(link.outer)
+        if [other.inner for other in loop.links if other.outer == link.outer] != [link.inner]:
+            return "'{}' is linked more than once".format(link.outer)
+        if dataflow.readers(loop.operators, link.inner) != [position] or link.inner in loop.written:
+            return "'{}' is needed elsewhere in the step too".format(link.inner)
+        if is_in_backward_step(loop, link.inner) or link.inner in loop.net.external_output:
+            return "'{}' is needed behind the step too".format(link.inner)
+        multiplying = product_at(loop, position)
+        if multiplying is None:
+            return "no addend is a product with weights, the same in all steps, that nothing else reads"
+        product = loop.operators[multiplying]
+        if integer(product, "axis", 1) != FEATURES or product.input[0] not in with_rows(loop, sizes) | loop.known_rows:
+            return "'{}' is not known to have one row for each sequence".format(product.input[0])
+        if not loop.references.issuperset([product.input[2], *_scale(loop.operators[position])]):
+            return "what it is scaled with is not the same in all steps"
+        return None
+
+    def loss(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
+        steps, batch = sizes.steps(loop), sizes.batch(loop)
+        if steps is None or batch is None:
+            return "the numbers of steps and sequences are not known; give shapes"
+        if steps * batch < FEWEST_ROWS:
+            return "with {} rows in the sequence it costs as much as it gains".format(steps * batch)
+        return None
+
+    def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
+        position, link = site.where
+        adding, multiplying = loop.operators[position], product_at(loop, position)
+        assert multiplying is not None
+        product, total = loop.operators[multiplying], adding.output[0]
+        own, bias, scale = product.output[0], product.input[2], _scale(adding)
+        between = loop.operators[multiplying + 1 : position]
+        if not any(total in operator.input or total in operator.output for operator in between):
+            # The sum in place of the product, while that is in the cache.
+            product.output[0] = total
+        others = [blob for blob in adding.input if blob not in (own, link.inner, *scale)]
+        _drop_bias(product)
+        slice_ = loop.new_blob(link.inner + "_with_bias")
+        loop.operators[position] = new_operator(SUM, [product.output[0], slice_, *others], [total], adding)
+        loop.shared[:] = [blob for blob in loop.shared if blob != own or blob in loop.written]
+        source = _with_bias(loop, bias, scale)
+        sizes.add(source.output[0], link.outer)
+        loop.replace_first_sequence(source, slice_)
+
+
+def _adds(operator: caffe2_pb2.OperatorDef, blob: str) -> bool:
+    """Whether the operator adds `blob`, or a multiple of it, to something else."""
+    if operator.type == SUM:
+        return list(operator.input).count(blob) == 1
+    times = is_aten(operator, "addcmul") and argument(operator, "value") is None
+    return times and operator.input[1] == blob and operator.input[0] != blob
+
+
+def _scale(adding: caffe2_pb2.OperatorDef) -> List[str]:
+    """The blob that the slice is multiplied with, if there is one."""
+    return list(adding.input[2:]) if adding.type == ATEN else []
+
+
+def _drop_bias(product: caffe2_pb2.OperatorDef) -> None:
+    in_rows = {"trans_b": 1} if product.type == "FC" else {}
+    product.type = MULTIPLICATION
+    del product.input[2], product.arg[:]
+    set_arguments(product, {"broadcast": 1, **in_rows})
+
+
+def _with_bias(loop: Loop, bias: str, scale: List[str]) -> caffe2_pb2.OperatorDef:
+    """What makes the first sequence anew, with the bias and the scale; the operator that made it is gone."""
+    sequence = loop.inputs[0]
+    position = loop.sources.pop(sequence)
+    (source,) = map(copied, loop.around[position])
+    loop.around[position] = []
+    _, weights, own_bias = source.input
+    name = own_bias + "_with_bias"
+    if scale:
+        source.input[1] = loop.add_before("Mul", [weights, *scale], weights + "_scaled", broadcast=1, axis=0)
+        source.input[2] = loop.add_before(ATEN, [bias, own_bias, *scale], name, operator="addcmul")
+    else:
+        source.input[2] = loop.add_before(SUM, [own_bias, bias], name)
+    source.output[0] = loop.new_blob(sequence + "_with_bias")
+    return source
