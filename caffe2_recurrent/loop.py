@@ -97,7 +97,8 @@ class Loop:
     to backward blobs of the same shape that may take their memory, `known_rows` are blobs of both steps known
     to be `[1, N, k]`. `around` are operators of the outer net, by their positions, that make a sequence of the
     loop or continue from its gradient, each in a list of what takes its place; `sources` are, by the sequence, those of
-    them that make one for this loop alone and may as well run right in front of it. `laying_out` are those that an
+    them that make one for this loop alone and may as well run right in front of it, `sinks` the positions of those that
+    continue from the gradient just as the loop leaves it. `laying_out` are those that an
     earlier rewriting put there to lay out weights for oneDNN. `busy` are the outer blobs that other operators in front
     of the gradient operator read or write.
     """
@@ -122,6 +123,7 @@ class Loop:
     known_rows: Set[str] = field(default_factory=set)
     around: Dict[int, List[caffe2_pb2.OperatorDef]] = field(default_factory=dict)
     sources: Dict[str, int] = field(default_factory=dict)
+    sinks: Set[int] = field(default_factory=set)
     laying_out: List[caffe2_pb2.OperatorDef] = field(default_factory=list)
     busy: Set[str] = field(default_factory=set)
 
@@ -299,6 +301,7 @@ def read_loops(net: caffe2_pb2.NetDef) -> Dict[int, Loop]:
             loops[position].busy = _touched(net, operator, gradient)
             loops[position].around = _around(net, loops[position])
             loops[position].sources = _sources(net, loops[position], position, mentioned)
+            loops[position].sinks = _sinks(net, loops[position])
             loops[position].laying_out = _laying_out(net, position)
     return loops
 
@@ -325,6 +328,25 @@ def _sources(net: caffe2_pb2.NetDef, loop: Loop, position: int, mentioned: Mappi
         alone = mentioned[result] == len(own) and result not in net.external_output
         if operator.type == "FC" and source < position and alone and changed.isdisjoint(operator.input):
             found[result] = source
+    return found
+
+
+def _sinks(net: caffe2_pb2.NetDef, loop: Loop) -> Set[int]:
+    """The FCGradients of `around` to which the sequence's gradient is what it was when the loop ended."""
+    if loop.gradient is None:
+        return set()
+    ended = next(position for position, operator in enumerate(net.op) if operator.input[-1:] == loop.outputs[-1:])
+    same = {loop.gradient.sequence}
+    found = set()
+    for position in range(ended + 1, len(net.op)):
+        operator = net.op[position]
+        if position in loop.around and operator.type == "FCGradient" and operator.input[2] in same:
+            found.add(position)
+        is_alias = operator.type == "Alias" and operator.input[0] in same
+        if same.intersection(operator.output):
+            # All names are one tensor.
+            break
+        same.update(operator.output if is_alias else ())
     return found
 
 

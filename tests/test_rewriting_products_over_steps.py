@@ -15,7 +15,7 @@ from caffe2_recurrent.rewriting.onednn_over_steps import Layout, layouts
 from caffe2_recurrent.rewriting.rules import products_over_steps
 from caffe2_recurrent.rewriting.rules.products_over_steps import Size
 from caffe2_recurrent.rewriting.trial import Seconds
-from onednn_support import EVERY_CELL, assert_cell, assert_placed, in_ifs
+from onednn_support import EVERY_CELL, assert_cell, assert_placed, in_ifs, inner_nets
 from step_nets import D, Maker, N, T
 from test_rewriting_rules import EVERY_STEP_NET, lstm_loop, set_argument, why
 
@@ -381,6 +381,12 @@ def laid_out(monkeypatch, beside, below, parts):
         return plain if size.kind == PRODUCT else Layout(size.inner + beside, size.outer + below, parts)
 
     monkeypatch.setattr(products_over_steps, "fastest", fastest)
+    monkeypatch.setattr(products_over_steps, "seconds", in_any_layout)
+
+
+def in_any_layout(size, layout):
+    """The seconds of a product, if all of oneDNN's are faster."""
+    return 2.0 if layout is None else 1.0
 
 
 LAYOUTS = [(0, 0, 2), (3, 0, 1), (0, 5, 1), (3, 5, 1), (3, 5, 3), (3, 0, 2), (0, 5, 2)]
@@ -419,11 +425,10 @@ def test_other_sizes_in_each_layout(beside, below, parts, monkeypatch):
 
 
 def stays(net):
-    """The blobs that Ifs write, do not give back and do not free."""
+    """The results of products that are not freed."""
     inside = in_ifs(net)
-    given_back = {blob for operator in net.Proto().op for blob in operator.output}
     freed = {blob for operator in inside if operator.type == "Free" for blob in operator.input}
-    return {blob for operator in inside for blob in operator.output} - given_back - freed
+    return {blob for operator in inside for blob in operator.output if "_results" in blob} - freed
 
 
 @pytest.mark.parametrize("bytes_, kept", [(9 * 3 * 16 * 4, 1), (9 * 3 * 16 * 4 + 1, 0)], ids=["large", "not large"])
@@ -447,6 +452,120 @@ def test_other_sizes_where_results_stay(beside, below, parts, monkeypatch):
     laid_out(monkeypatch, beside, below, parts)
     found = support.runs_of_other_sizes(support.Optimised(["parameter_gradients", RULE]))
     support.assert_same(found, expected)
+
+
+# Two gradients share the copy of what both continue from.
+
+GRADIENTS = ["parameter_gradients", RULE]
+
+
+@pytest.fixture
+def faster(monkeypatch):
+    monkeypatch.setattr(products_over_steps, "seconds", in_any_layout)
+
+
+def copies(net):
+    """What Ifs copy of a sequence's gradient; the blobs that one leaves for another."""
+    ifs = [operator for operator in net.Proto().op if operator.type == "If"]
+    aliased = [op.input[0] for op in in_ifs(net) if op.type == "Alias" and op.input[0].endswith("i2h_grad")]
+    left = {blob for operator in ifs for blob in operator.output}
+    return aliased, [blob for operator in ifs for blob in operator.input if blob in left and "result" in blob]
+
+
+def shared_copies(change=lambda net: None):
+    """What is shared in an LSTM after `change`, which gives what it was without the rule."""
+    model, blobs = support.lstm()
+    change(model.net)
+    expected = support.run(model, blobs)
+    rewrite = support.Optimised(GRADIENTS, even_if_slower=False)
+    rewrite(model)
+    assert rewrite.report.counts[RULE] >= 2
+    support.assert_same(support.run(model, blobs), expected)
+    return copies(model.net)
+
+
+@EVERY_LAYOUT
+@pytest.mark.parametrize("large", [1, 2**30], ids=["large", "not large"])
+def test_gradients_share_a_copy(beside, below, parts, large, monkeypatch):
+    monkeypatch.setattr(onednn_over_steps, "LARGE", large)
+    laid_out(monkeypatch, beside, below, parts)
+    copied, shared = shared_copies()
+    assert len(copied) == 1
+    # The second is to wait for the first, in nets of type dag too.
+    assert len(shared) == 1
+
+
+@pytest.mark.parametrize("large", [1, 2**30], ids=["large", "not large"])
+def test_other_sizes_share_a_copy(large, faster, monkeypatch):
+    expected = support.runs_of_other_sizes(lambda model: None)
+    monkeypatch.setattr(onednn_over_steps, "LARGE", large)
+    found = support.runs_of_other_sizes(support.Optimised(GRADIENTS, even_if_slower=False))
+    support.assert_same(found, expected)
+
+
+def test_a_shared_copy_is_freed(faster):
+    """By the gradient that needs it last."""
+    model, _ = support.lstm()
+    optimize(model, GRADIENTS)
+    _, (blob,) = copies(model.net)
+    first, second = [
+        inner
+        for _, inner in inner_nets(model.net)
+        if any(blob in (*operator.input, *operator.output) for operator in inner.op)
+    ]
+    assert blob not in first.op[-1].input
+    assert second.op[-1].type == "Free" and blob in second.op[-1].input
+
+
+def changed_between(net):
+    """The gradient, before the second product continues from it."""
+    position = next(index for index, operator in enumerate(net.Proto().op) if operator.type == "Alias")
+    blob = net.Proto().op[position].output[0]
+    doubled = core.CreateOperator("Scale", [blob], [blob], scale=2.0)
+    operators = [*net.Proto().op[: position + 1], doubled, *net.Proto().op[position + 1 :]]
+    del net.Proto().op[:]
+    net.Proto().op.extend(operators)
+
+
+def test_a_gradient_that_is_changed_is_copied_anew(faster):
+    """Both names are one tensor: what was in it when the loop ended is gone."""
+    copied, shared = shared_copies(changed_between)
+    assert len(copied) == 2 and shared == []
+
+
+def test_gradients_in_other_layouts_share_nothing(faster, monkeypatch):
+    plain = products_over_steps.fastest
+
+    def fastest(size):
+        return plain(size)._replace(outer=size.outer + (size.results == 3))
+
+    monkeypatch.setattr(products_over_steps, "fastest", fastest)
+    copied, shared = shared_copies()
+    assert len(copied) == 2 and shared == []
+
+
+def test_nothing_is_left_for_a_gradient_that_stays(monkeypatch):
+    """Where the second product is not faster."""
+
+    def seconds(size, layout):
+        return 2.0 if layout is None and size.results != 3 else 1.0
+
+    monkeypatch.setattr(products_over_steps, "seconds", seconds)
+    copied, shared = shared_copies()
+    assert len(copied) == 1 and shared == []
+
+
+def test_which_products_continue_from_the_gradient_of_the_sequence():
+    model, _ = support.lstm()
+    (loop,) = read_loops(model.net.Proto()).values()
+    (sink,) = loop.sinks
+    assert loop.around[sink][0].output[0] == "layer/i2h_w_grad"
+    changed_between(model.net)
+    (loop,) = read_loops(model.net.Proto()).values()
+    assert loop.sinks == set()
+    model, _ = support.lstm(gradients=False, name="forward")
+    (loop,) = read_loops(model.net.Proto()).values()
+    assert loop.sinks == set()
 
 
 @pytest.mark.parametrize("wrong", [(0, -1), (1, -2)], ids=["parts in the wrong order", "one part twice"])

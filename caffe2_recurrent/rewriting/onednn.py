@@ -80,17 +80,21 @@ def on_onednn(operator: caffe2_pb2.OperatorDef) -> caffe2_pb2.OperatorDef:
 
 
 def in_a_net(
-    operators: Sequence[caffe2_pb2.OperatorDef], results: Sequence[str], loop: Loop, kept: Sequence[str] = ()
+    operators: Sequence[caffe2_pb2.OperatorDef],
+    results: Sequence[str],
+    loop: Loop,
+    kept: Sequence[str] = (),
+    spent: Sequence[str] = (),
 ) -> List[caffe2_pb2.OperatorDef]:
     """Operators for the outer net that run `operators` in a net inside of an If.
 
-    What is neither a result nor to be kept is freed again.
+    What is neither a result nor to be kept is freed again, and so are the inputs that are `spent` then.
 
     As they are, a net of type async_scheduling crashes: it has no threads for operators of this device.
     """
     written = list(dict.fromkeys(blob for operator in operators for blob in operator.output))
     read = dict.fromkeys(blob for operator in operators for blob in operator.input)
-    scratch = [blob for blob in written if blob not in results and blob not in kept]
+    scratch = [*spent, *(blob for blob in written if blob not in results and blob not in kept)]
     freeing = [new_operator(FREE, scratch, scratch, loop.forward)] if scratch else []
     inner = caffe2_pb2.NetDef(name="onednn", type="simple", op=[*operators, *freeing], external_output=results)
     inner.external_input.extend(blob for blob in read if blob not in written)

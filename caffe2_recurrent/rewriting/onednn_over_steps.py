@@ -12,7 +12,7 @@ parts of the columns of X and W:
     dW, dX = the parts beside each other, without what is there of the zeros
 
 What a loop's products have in common with oneDNN, Y or dY, stays there if it is large: memory of that size comes from
-the system, and its pages cost more than the copy into them.
+the system, and its pages cost more than the copy into them. Two gradients with one dY may share its copy.
 
 Source: caffe2/ideep/operators/fully_connected_op.cc, and brgemm_bwd_w among oneDNN's inner products; M_MMAP_THRESHOLD
 of glibc's mallopt.
@@ -72,15 +72,39 @@ def layouts(kind: str, inner: int, outer: int) -> List[Layout]:
     return list(dict.fromkeys([plain, *in_parts]))
 
 
+class Shared(NamedTuple):
+    """oneDNN's copy of dY, for two gradients; `is_there`: whether the first of them has made it."""
+
+    blob: str
+    is_there: bool
+
+
 def in_a_net(
-    loop: Loop, operator: caffe2_pb2.OperatorDef, plain: Layout, layout: Layout, rows: Optional[int] = None
+    loop: Loop,
+    operator: caffe2_pb2.OperatorDef,
+    plain: Layout,
+    layout: Layout,
+    rows: Optional[int] = None,
+    shared: Optional[Shared] = None,
 ) -> Operators:
     """Operators of the outer net in place of `operator`, over `rows` rows, if known; `plain` has no zeros and parts."""
     emitter = Emitter(loop, operator, operator.output[0])
-    results = _results(emitter, layout, rows)
-    (_emit_product if operator.type == PRODUCT else _emit_gradient)(emitter, operator, plain, layout, results)
-    kept = [results] if _is_large(layout, rows) else []
-    return onednn.in_a_net(emitter.operators, operator.output, loop, kept)
+    results = shared.blob if shared is not None else _results(emitter, layout, rows)
+    is_there = shared is not None and shared.is_there
+    if operator.type == PRODUCT:
+        _emit_product(emitter, operator, layout, results)
+    else:
+        _emit_gradient(emitter, operator, plain, layout, results, is_there)
+    made = list(operator.output) + ([results] if shared is not None and not is_there else [])
+    is_large = _is_large(layout, rows)
+    kept = [results] if is_large else []
+    spent = [results] if is_there and not is_large else []
+    return onednn.in_a_net(emitter.operators, made, loop, kept, spent)
+
+
+def to_share(loop: Loop, operator: caffe2_pb2.OperatorDef, layout: Layout, rows: Optional[int]) -> Shared:
+    """A blob for the copy of dY that `operator` is to leave for another gradient of this layout."""
+    return Shared(_results(Emitter(loop, operator, operator.output[0]), layout, rows), False)
 
 
 def _is_large(layout: Layout, rows: Optional[int]) -> bool:
@@ -102,9 +126,7 @@ def _whole_blocks(size: int, block: int) -> int:
     return -(-size // block) * block
 
 
-def _emit_product(
-    emitter: Emitter, operator: caffe2_pb2.OperatorDef, plain: Layout, layout: Layout, results: str
-) -> None:
+def _emit_product(emitter: Emitter, operator: caffe2_pb2.OperatorDef, layout: Layout, results: str) -> None:
     rows, weights, bias = operator.input
     inner, outer, _ = layout
     # The shape of the result is what is in front of the features in that of the rows, and the number of outputs.
@@ -121,21 +143,22 @@ def _emit_product(
 
 
 def _emit_gradient(
-    emitter: Emitter, operator: caffe2_pb2.OperatorDef, plain: Layout, layout: Layout, results: str
+    emitter: Emitter, operator: caffe2_pb2.OperatorDef, plain: Layout, layout: Layout, results: str, is_there: bool
 ) -> None:
     rows, weights, of_result = operator.input
     of_weights, of_bias, *of_rows = operator.output
     shape = emitter.new("Shape", [rows], "shape_of_rows") if of_rows else None
     beside, below = layout.inner - plain.inner, layout.outer - plain.outer
-    # As rows before it is copied: a blob of oneDNN keeps its memory for what has the same shape.
-    of_result = _as_rows(emitter, of_result, plain.outer)
-    if below:
-        of_result = _with_zeros(emitter, of_result, [0, below])
+    if not is_there:
+        # As rows before it is copied: a blob of oneDNN keeps its memory for what has the same shape.
+        of_result = _as_rows(emitter, of_result, plain.outer)
+        if below:
+            of_result = _with_zeros(emitter, of_result, [0, below])
+        _copy_there(emitter, of_result, results)
     if beside:
         rows = _with_zeros(emitter, _as_rows(emitter, rows, plain.inner), [0, beside])
     if beside or below:
         weights = _with_zeros(emitter, weights, [0, beside, 0, below])
-    _copy_there(emitter, of_result, results)
     parts = zip(
         _parts(emitter, _copy_there(emitter, rows, emitter.blob("rows"), layout.inner), layout),
         _parts(emitter, _copy_there(emitter, weights, emitter.blob("weights")), layout),

@@ -8,7 +8,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.rewriting import onednn, onednn_over_steps, separate_rows, trial
-from caffe2_recurrent.rewriting.onednn_over_steps import GRADIENT, PRODUCT, Layout, layouts
+from caffe2_recurrent.rewriting.onednn_over_steps import GRADIENT, PRODUCT, Layout, Shared, layouts
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.step_products import GAIN, weights_shape
 from caffe2_recurrent.sizes import Shape, Sizes
@@ -80,8 +80,33 @@ class ProductsOverSteps(Rule):
         size = _size(loop, site, sizes)
         outer, inner = _shape(loop, operator, sizes)
         layout = Layout(inner, outer) if size is None else fastest(size)
-        made = onednn_over_steps.in_a_net(loop, operator, Layout(inner, outer), layout, size and size.rows)
+        rows = None if size is None else size.rows
+        shared = self._shared(loop, site, layout, sizes)
+        made = onednn_over_steps.in_a_net(loop, operator, Layout(inner, outer), layout, rows, shared)
         operators[position : position + 1] = made
+
+    def _shared(self, loop: Loop, site: Site, layout: Layout, sizes: Sizes) -> Optional[Shared]:
+        """The copy of the sequence's gradient that the first of two gradients makes, and the second finds there."""
+        operators, position = site.where
+        operator, key = operators[position], ("onednn", "copy of the gradient", layout.outer)
+        if any(loop.around[sink] is operators for sink in loop.sinks):
+            return Shared(loop.made[key], True) if key in loop.made else None
+        if operators is not loop.after_gradient or operator.type != GRADIENT or len(loop.sinks) != 1:
+            return None
+        (sink,) = loop.sinks
+        second = Site("", (loop.around[sink], 0))
+        assert loop.gradient is not None
+        if operator.input[2] != loop.gradient.sequence or key in loop.made:
+            return None
+        if self.refusal(loop, second, sizes) is not None or self.loss(loop, second, sizes) is not None:
+            return None
+        size, of_second = _size(loop, site, sizes), _size(loop, second, sizes)
+        assert size is not None and of_second is not None
+        if fastest(of_second).outer != layout.outer:
+            return None
+        shared = onednn_over_steps.to_share(loop, operator, layout, size.rows)
+        loop.made[key] = shared.blob
+        return shared
 
 
 def _shape(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes) -> Sequence[int]:
