@@ -208,6 +208,22 @@ def test_what_is_clearly_slower_has_one_turn(monkeypatch):
     assert found == {"a": (0, 0.2), "b": (5, 0.31), "c": (0, 0.1)} and seen == "abc" + "ac" * (trial.TURNS - 1)
 
 
+def test_short_trials_have_more_turns(monkeypatch):
+    """So that a slow phase of some milliseconds does not decide; whoever is still slow in the third turn has lost."""
+    candidates = {
+        "a": [(0, 0.001)] * 9,
+        "b": [(0, 0.002), (0, 0.0008)] + [(0, 0.001)] * 9,
+        "c": [(0, 0.002)] * 2,
+    }
+    found, seen = taking_turns(monkeypatch, candidates)
+    assert found == {"a": (0, 0.001), "b": (0, 0.0008), "c": (0, 0.002)} and seen == "abc" * 2 + "ab" * 6
+
+
+def test_who_is_left_has_won(monkeypatch):
+    candidates = {"a": [(0, 0.001)] * 2, "b": [(0, 0.002)] * 2}
+    assert taking_turns(monkeypatch, candidates) == ({"a": (0, 0.001), "b": (0, 0.002)}, "abab")
+
+
 def test_there_is_no_other_turn_after_a_long_one(monkeypatch):
     candidates = {"a": [(0, 1.0), (0, 0.9)], "b": [(0, 0.9), (0, 1.0)]}
     assert taking_turns(monkeypatch, candidates) == ({"a": (0, 0.9), "b": (0, 0.9)}, "abab")

@@ -14,6 +14,7 @@ from caffe2_recurrent.rewriting.rows import FEATURES, with_rows
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.step_products import MULTIPLICATION
 from caffe2_recurrent.sizes import Sizes
+from caffe2_recurrent.wiring import own_prefix
 
 SUM = "Sum"
 # With fewer rows in the whole sequence, its weights cost as much to scale as the steps save.
@@ -27,14 +28,16 @@ class SequenceBias(Rule):
     =>  before the loop: X = FC(x, s * V, s * c + b)
         step: Z = BatchMatMul(h, W);  Z = Sum(Z, x_t)
 
-    Two passes over `[N, M]` less. The sequence must be the loop's first, made by an FC of the net, and nothing else
-    may read it: it gets another name, and the old one is gone. FCTransposed likewise.
+    Two passes over `[N, M]` less. The sequence must be the loop's first, a blob of its scope, made by an FC of the net,
+    and nothing else may read it: it gets another name, and the old one is gone. FCTransposed likewise.
     """
 
     name = "sequence_bias"
 
     def sites(self, loop: Loop) -> Iterable[Site]:
         sequence = loop.inputs[0]
+        if sequence == loop.made.get(self.name):
+            return
         for position, operator in enumerate(loop.operators):
             for link in loop.links:
                 if link.outer == sequence and _adds(operator, link.inner):
@@ -42,6 +45,9 @@ class SequenceBias(Rule):
 
     def refusal(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
         position, link = site.where
+        scope = own_prefix(loop.forward)
+        if not scope or not link.outer.startswith(scope):
+            return "'{}' is not of the loop's own scope, so somebody may want to see it".format(link.outer)
         if link.outer not in loop.sources:
             return "'{}' is not made by an FC for this loop alone".format(link.outer)
         (source,) = loop.around[loop.sources[link.outer]]
@@ -88,6 +94,7 @@ class SequenceBias(Rule):
         loop.shared[:] = [blob for blob in loop.shared if blob != own or blob in loop.written]
         source = _with_bias(loop, bias, scale)
         sizes.add(source.output[0], link.outer)
+        loop.made[self.name] = source.output[0]
         loop.replace_first_sequence(source, slice_)
 
 
