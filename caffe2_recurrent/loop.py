@@ -100,7 +100,7 @@ class Loop:
     them that make one for this loop alone and may as well run right in front of it, `sinks` the positions of those that
     continue from the gradient just as the loop leaves it. `laying_out` are those that an
     earlier rewriting put there to lay out weights for oneDNN. `busy` are the outer blobs that other operators in front
-    of the gradient operator read or write.
+    of the gradient operator read or write. `of_shape` are outer blobs for which only the shape of a sequence counts.
     """
 
     name: str
@@ -126,6 +126,7 @@ class Loop:
     sinks: Set[int] = field(default_factory=set)
     laying_out: List[caffe2_pb2.OperatorDef] = field(default_factory=list)
     busy: Set[str] = field(default_factory=set)
+    of_shape: Set[str] = field(default_factory=set)
 
     @property
     def steps(self) -> List[List[caffe2_pb2.OperatorDef]]:
@@ -200,7 +201,8 @@ class Loop:
     def replace_first_sequence(self, source: caffe2_pb2.OperatorDef, inner: str) -> None:
         """Have the step see a slice of another first sequence, in `inner`: the output of `source`, which runs before.
 
-        No operator may see the old one any more. The gradient stays what it was: that of the old sequence.
+        No operator may see the old one any more, unless for its shape. The gradient stays what it was: that of the old
+        sequence.
         """
         old, new = self.inputs[0], source.output[0]
         sooner: List[caffe2_pb2.OperatorDef] = []

@@ -24,6 +24,7 @@ OURS = (
     "transposed_weights",
     "lstm_unit",
     "scaled_weights",
+    "sequence_bias",
     "zero_gradients",
     "gradient_buffer",
     "forward_links",
@@ -96,8 +97,9 @@ def test_each_rule_fires_on_an_lstm_and_keeps_its_values(rule, lengths, memory):
     workspace.ResetWorkspace()
     model, blobs = support.lstm(**options)
     report = optimize(model, [*FOLLOWING.get(rule, ()), rule], even_if_slower=True)
-    # Where sequences end, the gradient of the state before is not zero; gates that are computed again are kept apart.
-    idle = (rule == "zero_gradients" and lengths) or (rule == "scaled_weights" and memory)
+    # Where sequences end, the gradient of the state before is not zero; gates that are computed again are kept apart,
+    # and made of the slice as it was.
+    idle = (rule == "zero_gradients" and lengths) or (rule in ("scaled_weights", "sequence_bias") and memory)
     assert bool(report.counts[rule]) is not idle, str(report)
     support.assert_same(support.run(model, blobs), expected)
 

@@ -1,6 +1,6 @@
 """Products with weights that a step adds to something."""
 
-from typing import Optional
+from typing import List
 
 from caffe2.proto import caffe2_pb2
 
@@ -12,18 +12,20 @@ from caffe2_recurrent.rewriting import dataflow
 PRODUCTS = ("FC", "FCTransposed")
 
 
-def product_at(loop: Loop, adding: int) -> Optional[int]:
-    """The product that the operator at `adding` adds something to, if its weights `[M, K]` (or for FCTransposed
-    `[K, M]`) and its bias are the same in all steps, and nothing else reads it.
+def products_at(loop: Loop, adding: int) -> List[int]:
+    """The products that the operator at `adding` adds to something, with weights `[M, K]` (for FCTransposed `[K, M]`)
+    and a bias that are the same in all steps, and that nothing else reads.
     """
-    for blob in loop.operators[adding].input:
+    inputs = list(loop.operators[adding].input)
+    found = []
+    for blob in inputs:
         position = dataflow.writer(loop.operators, blob, adding)
-        if position is None or not _has_weights_in_rows(loop, loop.operators[position]):
+        if position is None or inputs.count(blob) > 1 or not _has_weights_in_rows(loop, loop.operators[position]):
             continue
         in_place = blob in loop.operators[adding].output
         if dataflow.readers(loop.operators, blob, position) == [adding] and (in_place or not is_needed(loop, blob)):
-            return position
-    return None
+            found.append(position)
+    return found
 
 
 def is_needed(loop: Loop, blob: str) -> bool:

@@ -60,6 +60,7 @@ def step_outside(loop: Loop, lengths: str) -> str:
 def _mask(loop: Loop, lengths: str) -> str:
     sequence = loop.inputs[0]
     column = loop.add_before("Slice", [sequence], "mask_column", starts=[0, 0, 0], ends=[-1, -1, 1])
+    loop.of_shape.add(column)
     ones = loop.add_before("ConstantFill", [column], "mask_ones", value=1.0)
     by_sequence = loop.add_before("Transpose", [ones], "mask_by_sequence", axes=[1, 0, 2])
     cut = loop.add_before(

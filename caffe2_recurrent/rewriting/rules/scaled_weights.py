@@ -4,7 +4,7 @@ from typing import Iterable, Optional
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.rewriting import dataflow
-from caffe2_recurrent.rewriting.addends import is_needed, product_at
+from caffe2_recurrent.rewriting.addends import is_needed, products_at
 from caffe2_recurrent.rewriting.emit import ATEN, is_aten
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.sizes import Sizes
@@ -37,14 +37,13 @@ class ScaledWeights(Rule):
             return "it adds {} blobs".format(len(loop.operators[adding].input))
         if dataflow.readers(loop.operators, total, adding) != [scaling] or is_needed(loop, total):
             return "'{}' is needed elsewhere too".format(total)
-        if product_at(loop, adding) is None:
+        if not products_at(loop, adding):
             return "neither addend is a product with weights, the same in all steps, that nothing else reads"
         return None
 
     def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
         adding, scaling = site.where
-        multiplying = product_at(loop, adding)
-        assert multiplying is not None
+        multiplying, *_ = products_at(loop, adding)
         product, scaled = loop.operators[multiplying], loop.operators[scaling]
         shift, _, scale = scaled.input
         _, original, bias = product.input

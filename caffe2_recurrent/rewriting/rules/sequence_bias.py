@@ -8,11 +8,11 @@ from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import argument, integer, set_arguments
 from caffe2_recurrent.operators import copied, new_operator
 from caffe2_recurrent.rewriting import dataflow
-from caffe2_recurrent.rewriting.addends import is_in_backward_step, product_at
+from caffe2_recurrent.rewriting.addends import is_in_backward_step, products_at
 from caffe2_recurrent.rewriting.emit import ATEN, is_aten
 from caffe2_recurrent.rewriting.rows import FEATURES, with_rows
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.rewriting.step_products import MULTIPLICATION
+from caffe2_recurrent.rewriting.step_products import MULTIPLICATION, weights_shape
 from caffe2_recurrent.sizes import Sizes
 from caffe2_recurrent.wiring import own_prefix
 
@@ -55,18 +55,27 @@ class SequenceBias(Rule):
             return "the weights that make '{}' are laid out in another way (axis_w)".format(link.outer)
         if [other.inner for other in loop.links if other.outer == link.outer] != [link.inner]:
             return "'{}' is linked more than once".format(link.outer)
+        if _is_needed_elsewhere(loop, link.outer):
+            return "'{}' is needed as a whole too".format(link.outer)
         if dataflow.readers(loop.operators, link.inner) != [position] or link.inner in loop.written:
             return "'{}' is needed elsewhere in the step too".format(link.inner)
         if is_in_backward_step(loop, link.inner) or link.inner in loop.net.external_output:
             return "'{}' is needed behind the step too".format(link.inner)
-        multiplying = product_at(loop, position)
-        if multiplying is None:
+        products = products_at(loop, position)
+        if not products:
             return "no addend is a product with weights, the same in all steps, that nothing else reads"
-        product = loop.operators[multiplying]
+        if len(products) > 1:
+            return "it adds several products"
+        product = loop.operators[products[0]]
         if integer(product, "axis", 1) != FEATURES or product.input[0] not in with_rows(loop, sizes) | loop.known_rows:
             return "'{}' is not known to have one row for each sequence".format(product.input[0])
-        if not loop.references.issuperset([product.input[2], *_scale(loop.operators[position])]):
+        scale = _scale(loop.operators[position])
+        if not loop.references.issuperset([product.input[2], *scale]):
             return "what it is scaled with is not the same in all steps"
+        for blob, dimensions in ((product.input[1], 2), *((blob, 1) for blob in scale)):
+            shape = weights_shape(loop, blob, sizes)
+            if shape is not None and len(shape) != dimensions:
+                return "'{}' has {} dimensions".format(blob, len(shape))
         return None
 
     def loss(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
@@ -79,18 +88,26 @@ class SequenceBias(Rule):
 
     def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
         position, link = site.where
-        adding, multiplying = loop.operators[position], product_at(loop, position)
-        assert multiplying is not None
+        adding, (multiplying,) = loop.operators[position], products_at(loop, position)
         product, total = loop.operators[multiplying], adding.output[0]
         own, bias, scale = product.output[0], product.input[2], _scale(adding)
+        others = [blob for blob in adding.input if blob not in (own, link.inner, *scale)]
+        # Where the engine's Sum is to be in place, its first input is.
+        others.sort(key=lambda blob: blob != total)
         between = loop.operators[multiplying + 1 : position]
-        if not any(total in operator.input or total in operator.output for operator in between):
+        taken = {
+            *product.input,
+            *others,
+            *(blob for operator in between for blob in (*operator.input, *operator.output)),
+        }
+        if total not in taken:
             # The sum in place of the product, while that is in the cache.
             product.output[0] = total
-        others = [blob for blob in adding.input if blob not in (own, link.inner, *scale)]
         _drop_bias(product)
         slice_ = loop.new_blob(link.inner + "_with_bias")
-        loop.operators[position] = new_operator(SUM, [product.output[0], slice_, *others], [total], adding)
+        addends = [product.output[0], slice_]
+        addends = [*others, *addends] if total in others else [*addends, *others]
+        loop.operators[position] = new_operator(SUM, addends, [total], adding)
         loop.shared[:] = [blob for blob in loop.shared if blob != own or blob in loop.written]
         source = _with_bias(loop, bias, scale)
         sizes.add(source.output[0], link.outer)
@@ -104,6 +121,16 @@ def _adds(operator: caffe2_pb2.OperatorDef, blob: str) -> bool:
         return list(operator.input).count(blob) == 1
     times = is_aten(operator, "addcmul") and argument(operator, "value") is None
     return times and operator.input[1] == blob and operator.input[0] != blob
+
+
+def _is_needed_elsewhere(loop: Loop, sequence: str) -> bool:
+    """Whether the loop sees it in another way than slice by slice, or operators that rules have put around it do."""
+    by_position = [state.outer_initial for state in loop.states]
+    if loop.gradient is not None:
+        by_position += [parameter.outer for parameter in loop.gradient.parameters]
+    by_the_loop = loop.inputs.count(sequence) > 1 or sequence in by_position or sequence in loop.references
+    around = [operator for operator in [*loop.before, *loop.after_gradient] if sequence in operator.input]
+    return by_the_loop or not all(loop.of_shape.issuperset(operator.output) for operator in around)
 
 
 def _scale(adding: caffe2_pb2.OperatorDef) -> List[str]:
