@@ -1,11 +1,11 @@
-"""`lstm_unit`: the two forms of its operators, each wherever the rule goes, and which of them is taken."""
+"""`lstm_unit`: the forms of its operators, each wherever the rule goes, and which of them is taken."""
 
 import pytest
 from caffe2.python import workspace
 
 import rewriting_support as support
 from caffe2_recurrent import optimize
-from caffe2_recurrent.rewriting.lstm_forms import FORMS, BySigmoid, ByTanh
+from caffe2_recurrent.rewriting.lstm_forms import FORMS, BySigmoid, ByTanh, WithoutCandidate
 from caffe2_recurrent.rewriting.rules import lstm_unit
 from caffe2_recurrent.rewriting.trial import Seconds
 from cells import CELLS
@@ -49,7 +49,7 @@ def test_values_and_gradients(form, options, rules):
     rewrite = support.Optimised(rules)
     rewrite(model)
     assert rewrite.report.counts[RULE] == 1
-    assert ("sigmoid" in kinds(model.net)) == (form is BySigmoid)
+    assert ("sigmoid" in kinds(model.net)) == (form is not ByTanh)
     support.assert_same(support.run(model, blobs), expected)
 
 
@@ -96,7 +96,7 @@ def test_the_faster_form_is_taken(faster, monkeypatch):
     monkeypatch.setattr(lstm_unit, "_tried", tried)
     model, _ = support.lstm()
     optimize(model, [RULE], even_if_slower=True)
-    assert ("sigmoid" in kinds(model.net)) == (faster is BySigmoid)
+    assert ("sigmoid" in kinds(model.net)) == (faster is not ByTanh)
     assert seen == [(support.D, support.N, True)]
 
 
@@ -106,7 +106,18 @@ def test_a_batch_size_that_is_not_known():
 
 
 @pytest.mark.parametrize("trains", [True, False])
-def test_both_forms_are_tried(trains):
+def test_forms_are_tried(trains):
+    """Without the candidate there is nothing to train with."""
     with leaving_no_trace():
         found = lstm_unit._tried.__wrapped__(5, 3, trains)
-    assert set(found) == set(FORMS) and all(seconds.step > 0 for seconds in found.values())
+    assert set(found) == ({ByTanh, BySigmoid} if trains else set(FORMS))
+    assert all(seconds.step > 0 for seconds in found.values())
+
+
+@pytest.mark.parametrize("options, there", [(OPTIONS["forward only"], False), (OPTIONS["no lengths"], True)], ids=str)
+def test_the_candidate_is_not_there(options, there, monkeypatch):
+    """Where no backward step asks for its factors."""
+    monkeypatch.setattr(lstm_unit, "_form", lambda size, batch, trains: WithoutCandidate)
+    model, _ = support.lstm(**options)
+    optimize(model, [RULE], even_if_slower=True)
+    assert ("add" in kinds(model.net), "weightedsum" in kinds(model.net)) == (there, not there)

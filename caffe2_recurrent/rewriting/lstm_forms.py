@@ -1,7 +1,8 @@
-"""The gates of an LSTM in vectorised operators, in two forms: one activation over all gates does for both kinds.
+"""The gates of an LSTM in vectorised operators, in three forms: one activation over all gates does for both kinds.
 
-    by tanh      sigmoid(z) = 0.5 + 0.5 tanh(z / 2)
-    by sigmoid   tanh(z) = 2 sigmoid(2 z) - 1, as LSTMUnit itself has it
+    by tanh           sigmoid(z) = 0.5 + 0.5 tanh(z / 2)
+    by sigmoid        tanh(z) = 2 sigmoid(2 z) - 1, as LSTMUnit itself has it
+    without candidate the same, but the candidate g = 2 s - 1 is never there: i g = 2 (i s) - i
 
 `scale` and `shift` `[4 D]` are what the gates are multiplied with and what is added to them before. The order of the
 gates is that of LSTMUnit: input, forget, output, candidate.
@@ -52,8 +53,8 @@ class Form(abc.ABC):
         """The gates, from what the activation takes."""
 
     @abc.abstractmethod
-    def emit_cell(self, emitter: Emitter, kept: str, added: str, cell: str) -> None:
-        """The new state, of the products with the forget gate and with the input gate."""
+    def emit_cell(self, emitter: Emitter, opened: Opened, kept: str, added: str, cell: str) -> None:
+        """The new state, of the old one times the forget gate and the candidate times the input gate."""
 
     @abc.abstractmethod
     def gate_factors(self, emitter: Emitter, opened: Opened, cell_prev: str, bounded: str) -> str:
@@ -106,7 +107,7 @@ class ByTanh(Form):
         opened = emitter.aten("addcmul", [self._middle, squashed, self._opening], "opened")
         return Opened(squashed, *emitter.split(opened, GATES, FEATURES))
 
-    def emit_cell(self, emitter: Emitter, kept: str, added: str, cell: str) -> None:
+    def emit_cell(self, emitter: Emitter, opened: Opened, kept: str, added: str, cell: str) -> None:
         if self._trains:
             emitter.add("WeightedSum", [kept, self._quarter, added, self._quarter], cell)
         else:
@@ -136,7 +137,7 @@ class BySigmoid(Form):
         i, f, o, half = emitter.split(squashed, ("i", "f", "o", "half_g"), FEATURES)
         return Opened(squashed, i, f, o, emitter.aten("add", [self._minus_one, half], "g", alpha=2.0))
 
-    def emit_cell(self, emitter: Emitter, kept: str, added: str, cell: str) -> None:
+    def emit_cell(self, emitter: Emitter, opened: Opened, kept: str, added: str, cell: str) -> None:
         emitter.add("Sum", [kept, added], cell)
 
     def gate_factors(self, emitter: Emitter, opened: Opened, cell_prev: str, bounded: str) -> str:
@@ -150,5 +151,27 @@ class BySigmoid(Form):
         return of_hidden, emitter.new("Sum", [of_cell, through_hidden], "cell_total")
 
 
+class WithoutCandidate(BySigmoid):
+    """In place of the candidate there is its sigmoid; that is no way to get at factors, so `BySigmoid` if it trains."""
+
+    def _make_constants(self, forget_bias: float) -> None:
+        super()._make_constants(forget_bias)
+        if not self._trains:
+            self._one, self._two = self._single("lstm_one", 1.0), self._single("lstm_two", 2.0)
+
+    def opened(self, emitter: Emitter, scaled: str) -> Opened:
+        if self._trains:
+            return super().opened(emitter, scaled)
+        squashed = self._activated(emitter, vectorised.SIGMOID, scaled)
+        return Opened(squashed, *emitter.split(squashed, ("i", "f", "o", "half_g"), FEATURES))
+
+    def emit_cell(self, emitter: Emitter, opened: Opened, kept: str, added: str, cell: str) -> None:
+        if self._trains:
+            super().emit_cell(emitter, opened, kept, added, cell)
+        else:
+            terms = [kept, self._one, added, self._two, opened.input, self._minus_one]
+            emitter.add("WeightedSum", terms, cell)
+
+
 MakeForm = Callable[[Loop, int, Optional[int], float, bool], Form]
-FORMS: Tuple[MakeForm, ...] = (ByTanh, BySigmoid)
+FORMS: Tuple[MakeForm, ...] = (ByTanh, BySigmoid, WithoutCandidate)

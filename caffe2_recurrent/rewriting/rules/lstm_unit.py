@@ -11,7 +11,7 @@ the cache:
     d(gates) = [dc, dc, dh, dc] * [g i (1 - i), c_prev f (1 - f), tanh(c) o (1 - o), i (1 - g^2)]
     dc_prev  = dc * f
 
-The activations have two forms, see `lstm_forms.py`; the faster one is taken, after a trial.
+The activations have several forms, see `lstm_forms.py`; the fastest one is taken, after a trial.
 """
 
 import functools
@@ -23,7 +23,7 @@ from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import integer, number
 from caffe2_recurrent.rewriting import dataflow, trial
 from caffe2_recurrent.rewriting.emit import Emitter, aten_is_missing
-from caffe2_recurrent.rewriting.lstm_forms import FORMS, GATES, ByTanh, Form, MakeForm, Opened
+from caffe2_recurrent.rewriting.lstm_forms import FORMS, GATES, ByTanh, Form, MakeForm, Opened, WithoutCandidate
 from caffe2_recurrent.rewriting.masks import emit_only_inside, step_mask, why_no_mask
 from caffe2_recurrent.rewriting.rows import FEATURES
 from caffe2_recurrent.rewriting.rule import Rule, Site
@@ -171,7 +171,7 @@ def _emit_step(
     kept = emitter.new("Mul", [opened.forget, unit.cell_prev], "kept")
     added = emitter.new("Mul", [opened.input, opened.candidate], "added")
     cell = unit.cell if mask is None else emitter.blob("new")
-    form.emit_cell(emitter, kept, added, cell)
+    form.emit_cell(emitter, opened, kept, added, cell)
     bounded = form.bounded(emitter, cell)
     hidden = unit.hidden if mask is None else emitter.blob("new_hidden")
     emitter.add("Mul", [opened.output, bounded], hidden)
@@ -221,16 +221,17 @@ def _emit_backward(
 
 
 def _form(size: int, batch: Optional[int], trains: bool) -> MakeForm:
-    """The faster form; that by tanh if the number of sequences is not known."""
+    """The fastest form; that by tanh if the number of sequences is not known."""
     if batch is None:
         return ByTanh
     found: Dict[MakeForm, trial.Seconds] = _tried(size, batch, trains)
-    return min(FORMS, key=lambda form: found[form].step)
+    return min(found, key=lambda form: found[form].step)
 
 
 @trial.remembered
 def _tried(size: int, batch: int, trains: bool) -> Dict[MakeForm, trial.Seconds]:
-    return trial.in_turn({form: functools.partial(_seconds, form, size, batch, trains) for form in FORMS})
+    forms = [form for form in FORMS if form is not WithoutCandidate or not trains]
+    return trial.in_turn({form: functools.partial(_seconds, form, size, batch, trains) for form in forms})
 
 
 def _seconds(form: MakeForm, size: int, batch: int, trains: bool) -> trial.Seconds:
