@@ -663,13 +663,13 @@ def test_executor_threads_turns_the_executor_off_for_large_states(monkeypatch):
 
 
 @pytest.mark.parametrize("steps, tried", [(9, 9), (50, 50), (70, 50)])
-@pytest.mark.parametrize("without, state", [(1.0, OFF), (1.01, ON), (3.0, ON)])
+@pytest.mark.parametrize("without, state", [(0.5, OFF), (1.04, OFF), (1.06, ON)])
 def test_executor_threads_goes_by_a_trial(steps, tried, without, state, monkeypatch):
     seen = []
 
     def trial(*sizes):
         seen.append(sizes)
-        return {True: Seconds(0.0, 1.2), False: Seconds(0.0, without)}
+        return {True: Seconds(0.0, 1.0), False: Seconds(0.0, without)}
 
     monkeypatch.setattr(executor_threads, "_tried", trial)
     model, _ = support.lstm()
