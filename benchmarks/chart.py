@@ -71,7 +71,8 @@ def _panel(axes: Any, rows: Sequence[Times], titles: Dict[str, str], colours: Di
     if unit == PRODUCTS:
         axes.axhline(OF_PRODUCTS, color="black", linestyle=":", linewidth=1)
         # What has its gates and products in one pass may take less time than the products by themselves.
-        axes.set_ylim(bottom=0.5)
+        # Room for the number on the longest bar.
+        axes.set_ylim(0.5, 1.15 * axes.get_ylim()[1])
     axes.set_xticks(range(len(rows)))
     axes.set_xticklabels([times.shape for times in rows], fontsize=8)
     axes.grid(axis="y", alpha=0.3)
