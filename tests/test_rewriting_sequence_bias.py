@@ -847,6 +847,24 @@ def test_a_loss_for_few_rows(steps, batch, fires):
     assert reasons_in(report, RULE) == ([] if fires else [slower])
 
 
+@pytest.mark.parametrize(
+    "weights, expected",
+    [
+        ((D, 200), None),
+        ((D, 20, 10), None),
+        ((D, 201), "with 200 rows in the sequence, weights of 201 columns cost more to scale"),
+        ((D, 20, 11), "with 200 rows in the sequence, weights of 220 columns cost more to scale"),
+        (None, "the size of the weights 'w' is not known; give shapes"),
+    ],
+    ids=str,
+)
+def test_a_loss_for_wide_weights_that_are_scaled(weights, expected):
+    shapes = {SEQUENCE: (100, 2, D), **({} if weights is None else {"w": weights})}
+    assert why(RULE, loop_of(Net(scaled, forward_only=True).net), shapes, loss=True) == [expected]
+    # Without a scale there is nothing to be done to them.
+    assert why(RULE, loop_of(Net().net), shapes, loss=True) == [None]
+
+
 # What it is made of.
 
 

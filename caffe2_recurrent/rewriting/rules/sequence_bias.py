@@ -2,6 +2,7 @@
 
 from typing import Iterable, List, Optional
 
+import numpy as np
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
@@ -17,7 +18,7 @@ from caffe2_recurrent.sizes import Sizes
 from caffe2_recurrent.wiring import own_prefix
 
 SUM = "Sum"
-# With fewer rows in the whole sequence, its weights cost as much to scale as the steps save.
+# With fewer rows in the whole sequence, there is nothing to be gained.
 FEWEST_ROWS = 128
 
 
@@ -82,8 +83,21 @@ class SequenceBias(Rule):
         steps, batch = sizes.steps(loop), sizes.batch(loop)
         if steps is None or batch is None:
             return "the numbers of steps and sequences are not known; give shapes"
-        if steps * batch < FEWEST_ROWS:
-            return "with {} rows in the sequence it costs as much as it gains".format(steps * batch)
+        rows = steps * batch
+        if rows < FEWEST_ROWS:
+            return "with {} rows in the sequence it costs as much as it gains".format(rows)
+        position, link = site.where
+        if not _scale(loop.operators[position]):
+            return None
+        # Each run scales `[M, I]` once, and saves the steps two passes over `[N, M]`.
+        (source,) = loop.around[loop.sources[link.outer]]
+        weights = source.input[1]
+        shape = sizes.shape(weights)
+        if shape is None:
+            return "the size of the weights '{}' is not known; give shapes".format(weights)
+        columns = int(np.prod(shape[1:]))
+        if rows < columns:
+            return "with {} rows in the sequence, weights of {} columns cost more to scale".format(rows, columns)
         return None
 
     def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
