@@ -70,8 +70,8 @@ def _panel(axes: Any, rows: Sequence[Times], titles: Dict[str, str], colours: Di
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: "{:g}".format(value)))
     if unit == PRODUCTS:
         axes.axhline(OF_PRODUCTS, color="black", linestyle=":", linewidth=1)
-        # What has its gates and products in one pass may take less time than the products by themselves.
-        # Room for the number on the longest bar.
+        # What has its gates and products in one pass may take less time than the products by themselves; and there is
+        # to be room for the number on the longest bar.
         axes.set_ylim(0.5, 1.15 * axes.get_ylim()[1])
     axes.set_xticks(range(len(rows)))
     axes.set_xticklabels([times.shape for times in rows], fontsize=8)

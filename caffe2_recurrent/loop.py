@@ -98,9 +98,9 @@ class Loop:
     to be `[1, N, k]`. `around` are operators of the outer net, by their positions, that make a sequence of the
     loop or continue from its gradient, each in a list of what takes its place; `sources` are, by the sequence, those of
     them that make one for this loop alone and may as well run right in front of it, `sinks` the positions of those that
-    continue from the gradient just as the loop leaves it. `laying_out` are those that an
-    earlier rewriting put there to lay out weights for oneDNN. `busy` are the outer blobs that other operators in front
-    of the gradient operator read or write. `of_shape` are outer blobs for which only the shape of a sequence counts.
+    continue from the gradient just as the loop leaves it. `laying_out` are those that an earlier rewriting put there to
+    lay out weights for oneDNN. `busy` are the outer blobs that other operators in front of the gradient operator read
+    or write. `of_shape` are outer blobs for which only the shape of a sequence counts.
     """
 
     name: str

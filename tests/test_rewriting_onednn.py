@@ -746,6 +746,7 @@ def test_describe_and_draw(options, way, tmp_path):
     model, _ = layer(None, **options)
     text = str(describe(model))
     assert "T = {} steps, N = {} sequences".format(support.T, support.N) in text
+    assert "sizes shown as ?" not in text
     draw(model, str(tmp_path / "loop.dot"))
     drawn = (tmp_path / "loop.dot").read_text()
     for kind in THERE[way]:

@@ -8,7 +8,7 @@ from typing import Dict, List, Mapping, Optional
 import numpy as np
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.operator_arguments import argument, integers
+from caffe2_recurrent.operator_arguments import argument, integer, integers
 from caffe2_recurrent.operator_arguments import net as net_argument
 from caffe2_recurrent.viewing.tensors import Tensor, infer
 
@@ -20,15 +20,23 @@ def infer_if(operator: caffe2_pb2.OperatorDef, known: Mapping[str, Tensor]) -> D
     found = dict(known)
     numbers: Numbers = {}
     for inner in net_argument(operator, "then_net").op:
-        outputs = _reshaped(inner, found, numbers)
-        if outputs is None:
-            outputs = infer(inner, [found.get(blob) for blob in inner.input])
-        _count(inner, found, numbers)
+        outputs = infer_counting(inner, found, numbers)
         for position, blob in enumerate(inner.output):
             found.pop(blob, None)
             if position in outputs:
                 found[blob] = outputs[position]
     return {position: found[blob] for position, blob in enumerate(operator.output) if blob in found}
+
+
+def infer_counting(
+    operator: caffe2_pb2.OperatorDef, known: Mapping[str, Tensor], numbers: Numbers
+) -> Dict[int, Tensor]:
+    """The outputs of an operator, by position. `numbers`, of which shapes are computed, gets those that it makes."""
+    outputs = _of_computed_shape(operator, known, numbers)
+    if outputs is None:
+        outputs = infer(operator, [known.get(blob) for blob in operator.input])
+    _count(operator, known, numbers)
+    return outputs
 
 
 def _count(operator: caffe2_pb2.OperatorDef, known: Mapping[str, Tensor], numbers: Numbers) -> None:
@@ -43,10 +51,13 @@ def _count(operator: caffe2_pb2.OperatorDef, known: Mapping[str, Tensor], number
         numbers[operator.output[0]] = [number for blob in operator.input for number in numbers[blob]]
 
 
-def _reshaped(
+def _of_computed_shape(
     operator: caffe2_pb2.OperatorDef, known: Mapping[str, Tensor], numbers: Numbers
 ) -> Optional[Dict[int, Tensor]]:
-    """The output of a Reshape to a shape that has been computed."""
+    """The output of a Reshape or ConstantFill to a shape that has been computed."""
+    if operator.type == "ConstantFill" and integer(operator, "input_as_shape", 0):
+        shape = numbers.get(operator.input[0])
+        return {} if shape is None else {0: Tensor(tuple(shape), np.dtype(np.float32))}
     if operator.type != "Reshape" or len(operator.input) == 1:
         return None
     before, shape = known.get(operator.input[0]), numbers.get(operator.input[1])

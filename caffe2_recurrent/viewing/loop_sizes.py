@@ -9,7 +9,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.gradient_maker import OPERATOR
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.sizes import Shape, Sizes, loop_outputs
-from caffe2_recurrent.viewing.inner_nets import infer_if
+from caffe2_recurrent.viewing.inner_nets import Numbers, infer_counting, infer_if
 from caffe2_recurrent.viewing.structure import Structure
 from caffe2_recurrent.viewing.tensors import FLOAT, Tensor, infer, kind_in_workspace
 
@@ -31,22 +31,23 @@ class LoopSizes:
 def find_outer_tensors(net: caffe2_pb2.NetDef, sizes: Sizes) -> Dict[str, Tensor]:
     """The blobs of a net: those of known size, and what follows from them."""
     found: Dict[str, Tensor] = {}
+    numbers: Numbers = {}
     for operator in net.op:
         for blob in [*operator.input, *operator.output]:
             shape = sizes.shape(blob)
             if shape is not None and blob not in found:
                 found[blob] = Tensor(shape, kind_in_workspace(blob))
-        if not operator.is_gradient_op and not all(blob in found for blob in operator.output):
-            for position, tensor in _outputs(operator, found).items():
+        if not operator.is_gradient_op:
+            for position, tensor in _outputs(operator, found, numbers).items():
                 found.setdefault(operator.output[position], tensor)
     return found
 
 
-def _outputs(operator: caffe2_pb2.OperatorDef, known: Mapping[str, Tensor]) -> Dict[int, Tensor]:
+def _outputs(operator: caffe2_pb2.OperatorDef, known: Mapping[str, Tensor], numbers: Numbers) -> Dict[int, Tensor]:
     if operator.type == "If":
         return infer_if(operator, known)
     if operator.type != OPERATOR:
-        return infer(operator, [known.get(blob) for blob in operator.input])
+        return infer_counting(operator, known, numbers)
     shapes = loop_outputs(operator, {blob: tensor.shape for blob, tensor in known.items()})
     return {position: Tensor(shapes[blob], FLOAT) for position, blob in enumerate(operator.output) if blob in shapes}
 

@@ -112,6 +112,7 @@ RULES: Dict[str, Rule] = {
     "GRUUnit": _like(0),
     # Both outputs have the shape of the cell state.
     "LSTMUnit": _like(1),
+    "ResizeLike": _like(1),
     "ReversePackedSegs": _like(0),
     # Older Caffe2s say nothing of these.
     "SequenceMask": _like(0),
