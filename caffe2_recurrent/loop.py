@@ -26,7 +26,7 @@ from caffe2_recurrent.gradient_maker import (
 )
 from caffe2_recurrent.operator_arguments import integers, remove_arguments, set_arguments, string, strings
 from caffe2_recurrent.operator_arguments import net as net_argument
-from caffe2_recurrent.operators import copied, is_on_onednn, new_operator
+from caffe2_recurrent.operators import copied, gradient_name, is_on_onednn, new_operator
 from caffe2_recurrent.wiring import STEP_NETS, Alias, Link, alias_arguments, link_arguments, own_prefix
 
 INITIAL = "initial_recurrent_state_ids"
@@ -73,19 +73,28 @@ class Gradient:
 
     `incoming` are the gradients of the loop's outputs, `links` what the backward step sees of the forward pass,
     `backward_links` what it writes; names that the operator renames are the new ones. `parameters` and `initial` are
-    the outer gradients in the order of the operator's outputs.
+    the outer gradients in the order of the operator's outputs. `like` is an outer blob of the shape of `sequence`, that
+    is of the first sequence as it was when the gradient was derived.
     """
 
     operator: caffe2_pb2.OperatorDef
     net: caffe2_pb2.NetDef
     operators: List[caffe2_pb2.OperatorDef]
     incoming: List[str]
+    like: str
     sequence: str
     parameters: List[Parameter]
     initial: List[str]
     others: List[str]
     links: List[Link]
     backward_links: List[Link]
+
+    def let_be_like(self, blob: str) -> None:
+        """Let the sequence's gradient get the shape of another blob."""
+        # By the name of that blob the engine finds the gradient's.
+        remove_arguments(self.operator, [_renaming(self.like)])
+        set_arguments(self.operator, {_renaming(blob): self.sequence})
+        self.like = blob
 
 
 @dataclass
@@ -198,13 +207,16 @@ class Loop:
         if outer not in self.inputs:
             self.inputs.append(outer)
 
-    def replace_first_sequence(self, source: caffe2_pb2.OperatorDef, inner: str) -> None:
-        """Have the step see a slice of another first sequence, in `inner`: the output of `source`, which runs before.
+    def replace_first_sequence(
+        self, new: str, inner: str, source: Optional[caffe2_pb2.OperatorDef] = None, like: Optional[str] = None
+    ) -> None:
+        """Have the step see a slice of another first sequence, in `inner`.
 
-        No operator may see the old one any more, unless for its shape. The gradient stays what it was: that of the old
-        sequence.
+        No operator may see the old one any more, unless for its numbers of steps and rows. `source`, if there is one,
+        makes the new one before the loop. The gradient stays what it was: that of the old sequence. `like` is a blob of
+        the old one's shape, if the new one has another.
         """
-        old, new = self.inputs[0], source.output[0]
+        old = self.inputs[0]
         sooner: List[caffe2_pb2.OperatorDef] = []
         later: List[caffe2_pb2.OperatorDef] = []
         made_of_it = {old}
@@ -214,15 +226,14 @@ class Loop:
             else:
                 later.append(operator)
                 made_of_it.update(operator.output)
-        self.before[:] = [*sooner, source, *later]
+        self.before[:] = [*sooner, *([source] if source is not None else []), *later]
         for operator in [*later, *self.after_gradient]:
             operator.input[:] = [new if blob == old else blob for blob in operator.input]
         self.inputs[0] = new
         self.links[:] = [link for link in self.links if link.outer != old] + [Link(inner, new, 0)]
         if self.gradient is not None:
             self.gradient.links[:] = [link for link in self.gradient.links if link.outer != old]
-            # By the sequence's name the engine finds the gradient's.
-            set_arguments(self.gradient.operator, {new + "_grad" + RENAMED: self.gradient.sequence})
+            self.gradient.let_be_like(like or new)
 
     def add_buffer(self, inner: str, outer_initial: str) -> Link:
         """Have the forward operator make room for the values of `inner` in all steps; gives the link to it.
@@ -269,7 +280,7 @@ class Loop:
         changed = copied(gradient.operator)
         # The engine finds inputs by position up to the outputs of the forward operator, and of these only the last.
         seen = [blob for blob in self.outputs if blob not in gradient.others]
-        changed.input[:] = gradient.incoming + self.inputs + seen
+        changed.input[:] = [*gradient.incoming, gradient.like, *self.inputs[1:], *seen]
         changed.output[:] = [
             gradient.sequence,
             *(parameter.outer_gradient for parameter in gradient.parameters),
@@ -436,6 +447,7 @@ def _read_gradient(forward: caffe2_pb2.OperatorDef, original: caffe2_pb2.Operato
         net=net,
         operators=[copied(step_operator) for step_operator in net.op],
         incoming=list(operator.input[: len(integers(operator, POSITIONS))]),
+        like=operator.input[len(integers(operator, POSITIONS))],
         sequence=outputs[0],
         parameters=parameters,
         initial=outputs[1 + len(positions) : 1 + len(positions) + states],
@@ -464,6 +476,11 @@ def _name_by_content(step_net: caffe2_pb2.NetDef) -> str:
     # Without the RNN executor, step workspaces keep the nets that they have run, and know them by name.
     operators = caffe2_pb2.NetDef(op=step_net.op).SerializeToString()
     return "{}_{:08x}".format(CONTENT.sub("", step_net.name), zlib.crc32(operators))
+
+
+def _renaming(blob: str) -> str:
+    """The argument that says how a gradient operator calls the gradient of `blob`."""
+    return gradient_name(blob) + RENAMED
 
 
 def read_renames(operator: caffe2_pb2.OperatorDef) -> Dict[str, str]:

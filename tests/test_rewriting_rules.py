@@ -25,6 +25,7 @@ OURS = (
     "lstm_unit",
     "scaled_weights",
     "sequence_bias",
+    "joined_sequence",
     "zero_gradients",
     "gradient_buffer",
     "forward_links",
@@ -34,7 +35,11 @@ EXECUTOR = pytest.mark.parametrize("executor", [True, False], ids=["executor", "
 ALL = step_nets.AS_CAFFE2 + step_nets.MENDED
 EVERY_STEP_NET = pytest.mark.parametrize("make", ALL, ids=lambda make: make.__name__)
 # Rules that only have something to do after others.
-FOLLOWING = {"scaled_weights": ["transposed_weights", "lstm_unit"], "zero_gradients": ["lstm_unit"]}
+FOLLOWING = {
+    "scaled_weights": ["transposed_weights", "lstm_unit"],
+    "joined_sequence": ["sequence_bias"],
+    "zero_gradients": ["lstm_unit"],
+}
 
 
 def variants(cell):
@@ -99,7 +104,8 @@ def test_each_rule_fires_on_an_lstm_and_keeps_its_values(rule, lengths, memory):
     report = optimize(model, [*FOLLOWING.get(rule, ()), rule], even_if_slower=True)
     # Where sequences end, the gradient of the state before is not zero; gates that are computed again are kept apart,
     # and made of the slice as it was.
-    idle = (rule == "zero_gradients" and lengths) or (rule in ("scaled_weights", "sequence_bias") and memory)
+    with_gates = ("scaled_weights", "sequence_bias", "joined_sequence")
+    idle = (rule == "zero_gradients" and lengths) or (rule in with_gates and memory)
     assert bool(report.counts[rule]) is not idle, str(report)
     support.assert_same(support.run(model, blobs), expected)
 

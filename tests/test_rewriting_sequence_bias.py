@@ -28,7 +28,9 @@ FORMS = {
     "scaled, transposed": ["transposed_weights", *SCALED],
 }
 EVERY_FORM = pytest.mark.parametrize("form", FORMS)
-WITH_ALL = pytest.mark.parametrize("rules", [PLAIN, SCALED, None], ids=["plain", "scaled", "all rules"])
+# All but the one that goes on from there, and leaves nothing of what is looked at here.
+ALL = [rule.name for rule in RULES if rule.name != "joined_sequence"]
+WITH_ALL = pytest.mark.parametrize("rules", [PLAIN, SCALED, ALL], ids=["plain", "scaled", "all rules"])
 
 
 # Steps: what h_t is, of the slice of X and of the state.
@@ -304,7 +306,7 @@ def test_an_lstm(form, executor, options):
 @EXECUTOR
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_an_lstm_with_all_rules(executor, options):
-    assert_gone(assert_lstm_kept(None, executor, **options).net, "layer/i2h")
+    assert_gone(assert_lstm_kept(ALL, executor, **options).net, "layer/i2h")
 
 
 @WITH_ALL
@@ -907,8 +909,7 @@ def test_the_first_sequence_is_replaced():
             made("Copy", ["a"], ["d"]),
         ]
     others = [link for link in loop.links if link.outer != old]
-    source = made("FC", ["x", "v", "c"], ["new"])
-    loop.replace_first_sequence(source, "new_t")
+    loop.replace_first_sequence("new", "new_t", made("FC", ["x", "v", "c"], ["new"]))
     assert [list(operator.output) for operator in loop.before] == [["a"], ["d"], ["new"], ["b"], ["c"]]
     assert list(loop.before[3].input) == ["new"] and list(loop.after_gradient[1].input) == ["new"]
     assert loop.inputs[0] == "new" and old not in loop.inputs
@@ -916,6 +917,13 @@ def test_the_first_sequence_is_replaced():
     assert [link for link in loop.gradient.links if link.outer == old] == []
     renamed = {given.name: given.s.decode() for given in loop.gradient.operator.arg if given.name.endswith(".rename")}
     assert loop.gradient.sequence == renamed["new_grad.rename"] == gradient
+    assert loop.gradient.like == "new" and "layer/i2h_grad.rename" not in renamed
+    loop.replace_first_sequence("other", "other_t", like="of the shape")
+    assert [list(operator.output) for operator in loop.before] == [["a"], ["d"], ["new"], ["b"], ["c"]]
+    assert loop.inputs[0] == "other" and loop.links == [*others, Link("other_t", "other", 0)]
+    (changed,) = [operator for operator in loop.around_gradient() if operator.type == support.GRADIENT]
+    assert list(changed.input[1:3]) == ["of the shape", *loop.inputs[1:2]] and "other" not in changed.input
+    assert support.argument(changed, "of the shape_grad.rename").s.decode() == gradient
 
 
 def test_the_product_does_not_take_a_name_that_is_written_in_between():
@@ -944,7 +952,7 @@ def test_the_new_sequence_has_the_size_of_the_old_one():
 
 def test_the_first_sequence_of_a_loop_without_a_gradient_is_replaced():
     loop = lstm_loop(gradients=False, forward_only=True)
-    loop.replace_first_sequence(made("FC", ["x", "v", "c"], ["new"]), "new_t")
+    loop.replace_first_sequence("new", "new_t", made("FC", ["x", "v", "c"], ["new"]))
     assert loop.inputs[0] == "new" and loop.link("new_t") == Link("new_t", "new", 0)
     assert [operator.type for operator in loop.before] == ["FC"] and loop.after_gradient == []
 

@@ -107,6 +107,7 @@ class Product(NamedTuple):
     """The blobs of `Y = X W + b` in a step: X `[1, N, K]`, Y `[1, N, M]`; b `[M]` or None.
 
     `columns` is W stored as `[K, M]`, `rows` W stored as `[M, K]`; one of the two is None. `batch` is N, if known.
+    `sigmoid` is the blob of sigmoid(Y), if Y is wanted for nothing else, and the sigmoid is to be taken there too.
     """
 
     input: str
@@ -117,6 +118,7 @@ class Product(NamedTuple):
     batch: Optional[int]
     inner: int
     outer: int
+    sigmoid: Optional[str] = None
 
 
 def emit(way: str, loop: Loop, product: Product, beside: caffe2_pb2.OperatorDef) -> Emitter:
@@ -133,6 +135,11 @@ def _emit_convolution(emitter: Emitter, loop: Loop, product: Product) -> None:
     loop.add_reference(like)
     filters = _by_the_cpu(emitter, "ResizeLike", [product.input, like], "filters")
     convolved = add(emitter, "Conv", [image, filters], [emitter.blob("convolved")], kernel=1, training_mode=1)
+    if product.sigmoid is not None:
+        assert product.bias is None
+        _emit_sigmoid(emitter, convolved, product.sigmoid)
+        emitter.add("Squeeze", [product.sigmoid], product.sigmoid, dims=[FEATURES])
+        return
     # ATen's output is a tensor of its own, so it cannot be a linked blob.
     is_linked = any(link.inner == product.output for link in loop.all_links)
     by_aten = product.bias is not None and not is_linked and vectorised.aten_adds_faster(product.batch, product.outer)
@@ -175,8 +182,19 @@ def _emit_inner_product(emitter: Emitter, loop: Loop, product: Product) -> None:
     laid_out = _by_the_cpu(emitter, "Scale", [product.input], "input", scale=1.0)
     multiplied = emitter.blob("multiplied")
     add(emitter, "FC", [laid_out, *inputs], [multiplied], axis=FEATURES, training_mode=1)
-    add(emitter, FROM, [multiplied], [product.output])
-    emitter.reshape_in_place(product.output, [1, -1, product.outer])
+    result = product.output
+    if product.sigmoid is not None:
+        result = product.sigmoid
+        _emit_sigmoid(emitter, multiplied, result)
+    else:
+        add(emitter, FROM, [multiplied], [result])
+    emitter.reshape_in_place(result, [1, -1, product.outer])
+
+
+def _emit_sigmoid(emitter: Emitter, there: str, result: str) -> None:
+    """The sigmoid of oneDNN's `there`, in its place, copied back into `result`."""
+    add(emitter, "Sigmoid", [there], [there])
+    add(emitter, FROM, [there], [result])
 
 
 def _image(loop: Loop, product: Product) -> str:

@@ -31,7 +31,9 @@ def rewritten(
         # What rules put there does not tell, but blobs keep what they hold.
         loop.known_rows |= with_rows(loop, sizes)
         for rule in rules:
-            _apply(rule, loop, sizes, even_if_slower, rewrites, refusals)
+            made, left = apply(rule, loop, sizes, even_if_slower)
+            rewrites += made
+            refusals += left
         if len(rewrites) > before:
             changed[position] = loop
     differentiated = {loop.outputs[-1]: loop for loop in changed.values() if loop.gradient is not None}
@@ -56,9 +58,9 @@ def rewritten(
     return operators, report
 
 
-def _apply(
-    rule: Rule, loop: Loop, sizes: Sizes, even_if_slower: bool, rewrites: List[Rewrite], refusals: List[Refusal]
-) -> None:
+def apply(rule: Rule, loop: Loop, sizes: Sizes, even_if_slower: bool = False) -> Tuple[List[Rewrite], List[Refusal]]:
+    """Rewrite a loop wherever the rule can and had better: what was done, and what was not."""
+    rewrites: List[Rewrite] = []
     left: List[Refusal] = []
     looking = True
     while looking:
@@ -74,7 +76,7 @@ def _apply(
                 looking = True
                 break
             left.append(Refusal(rule.name, loop.name, site.what, reason))
-    refusals += dict.fromkeys(left)
+    return rewrites, list(dict.fromkeys(left))
 
 
 def _out_of_reach(loop: Loop) -> Optional[str]:

@@ -48,6 +48,11 @@ def is_plain(operator: caffe2_pb2.OperatorDef) -> bool:
     return integer(operator, "axis", 1) == FEATURES and integer(operator, "axis_w", 1) == 1
 
 
+def has_weights_in_rows(operator: caffe2_pb2.OperatorDef) -> bool:
+    """Whether the product's weights are `[M, K]`."""
+    return operator.type == FC or bool(integer(operator, "trans_b", 0))
+
+
 def weights_shape(loop: Loop, blob: str, sizes: Sizes) -> Optional[Shape]:
     """The shape of weights, also of those that another rule has made before the loop."""
     return sizes.shape(blob) or sizes.made_by(loop.before).get(blob)
@@ -57,7 +62,7 @@ def read_product(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes, bat
     weights = operator.input[1]
     shape = weights_shape(loop, weights, sizes)
     assert shape is not None
-    in_rows = operator.type == FC or bool(integer(operator, "trans_b", 0))
+    in_rows = has_weights_in_rows(operator)
     inner, outer = shape[::-1] if in_rows else shape
     return onednn.Product(
         input=operator.input[0],

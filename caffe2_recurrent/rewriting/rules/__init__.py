@@ -6,6 +6,7 @@ from caffe2_recurrent.rewriting.rules.forward_links import ForwardLinks
 from caffe2_recurrent.rewriting.rules.gradient_buffer import GradientBuffer
 from caffe2_recurrent.rewriting.rules.gru_unit import GRUUnits
 from caffe2_recurrent.rewriting.rules.invariants import Invariants
+from caffe2_recurrent.rewriting.rules.joined_sequence import JoinedSequence
 from caffe2_recurrent.rewriting.rules.lstm_unit import LSTMUnits
 from caffe2_recurrent.rewriting.rules.merged_sums import MergedSums
 from caffe2_recurrent.rewriting.rules.packed_products import PackedProducts
@@ -31,6 +32,7 @@ RULES = (
     ZeroGradients(),
     MergedSums(),
     GradientBuffer(),
+    JoinedSequence(),
     PackedProducts(),
     ProductsOverSteps(),
     UnreadBlobs(),

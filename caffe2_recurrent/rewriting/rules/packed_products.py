@@ -8,6 +8,7 @@ from caffe2_recurrent.rewriting import onednn, separate_rows, step_products
 from caffe2_recurrent.rewriting.overlap import ENABLE, THREADS, why_steps_may_overlap
 from caffe2_recurrent.rewriting.rows import with_rows
 from caffe2_recurrent.rewriting.rule import Rule, Site
+from caffe2_recurrent.rewriting.sigmoids import with_sigmoid
 from caffe2_recurrent.rewriting.step_products import AS_IT_IS, GAIN, Size, seconds_of_step
 from caffe2_recurrent.sizes import Sizes
 
@@ -18,9 +19,9 @@ class PackedProducts(Rule):
     =>  before the loop: W laid out for oneDNN
         step: X copied to oneDNN's memory, the product there, Y copied back
 
-    FCTransposed, and BatchMatMul with weights, likewise; in both steps. W must be the same in all steps, and X `[1, N,
-    K]`. Two ways to have the product are tried at the sizes given, and the faster one is taken. The RNN executor goes
-    off.
+    If all that the step wants of Y is its sigmoid, that is taken there too where it is faster. FCTransposed, and
+    BatchMatMul with weights, likewise; in both steps. W must be the same in all steps, and X `[1, N, K]`. Two ways to
+    have the product are tried at the sizes given, and the faster one is taken. The RNN executor goes off.
     """
 
     name = "packed_products"
@@ -71,6 +72,7 @@ class PackedProducts(Rule):
         operator = operators[position]
         product = step_products.read_product(loop, operator, sizes, sizes.batch(loop))
         way = _fastest(operator.type, product, sizes.steps(loop))
+        product = with_sigmoid(way, loop, operators, position, product)
         emitter = onednn.emit(way, loop, product, operator)
         operators[position : position + 1] = emitter.operators
         # The steps share oneDNN's tensors, which nothing else can look at; backward steps do with what they write.

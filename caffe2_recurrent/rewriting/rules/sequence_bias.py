@@ -123,10 +123,12 @@ class SequenceBias(Rule):
         addends = [*others, *addends] if total in others else [*addends, *others]
         loop.operators[position] = new_operator(SUM, addends, [total], adding)
         loop.shared[:] = [blob for blob in loop.shared if blob != own or blob in loop.written]
+        (old,) = loop.around[loop.sources[link.outer]]
         source = _with_bias(loop, bias, scale)
-        sizes.add(source.output[0], link.outer)
+        for new, like in zip([*source.input[1:], *source.output], [*old.input[1:], *old.output]):
+            sizes.add(new, like)
         loop.made[self.name] = source.output[0]
-        loop.replace_first_sequence(source, slice_)
+        loop.replace_first_sequence(source.output[0], slice_, source)
 
 
 def _adds(operator: caffe2_pb2.OperatorDef, blob: str) -> bool:

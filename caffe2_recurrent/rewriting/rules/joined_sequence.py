@@ -1,0 +1,215 @@
+"""What a sequence is made of, beside the state, in one product of the step; it is tried out."""
+
+import functools
+from typing import Dict, Iterable, NamedTuple, Optional
+
+from caffe2.proto import caffe2_pb2
+from caffe2.python import core
+
+from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.operators import new_operator
+from caffe2_recurrent.rewriting import dataflow, passes, sigmoids, step_products, trial
+from caffe2_recurrent.rewriting.emit import Emitter
+from caffe2_recurrent.rewriting.rows import FEATURES, with_rows
+from caffe2_recurrent.rewriting.rule import Rule, Site
+from caffe2_recurrent.rewriting.rules.packed_products import PackedProducts
+from caffe2_recurrent.rewriting.rules.products_over_steps import ProductsOverSteps
+from caffe2_recurrent.rewriting.rules.sequence_bias import SequenceBias
+from caffe2_recurrent.rewriting.step_products import MULTIPLICATION, weights_shape
+from caffe2_recurrent.sizes import Shape, Sizes
+from caffe2_recurrent.wiring import Link
+
+SUM = "Sum"
+# It must be faster by this factor, in the step and in what is done before the loop.
+GAIN = 1.02
+
+
+class JoinedSequence(Rule):
+    """before the loop: X = FC(x, V, c)
+    step: Y = BatchMatMul(h, W);  Y = Sum(Y, X_t)
+
+    =>  before the loop: [W, V, c]
+        step: Y = BatchMatMul([h, x_t, 1], [W, V, c])
+
+    The product over all steps is gone, and the sum. It is for sequences that `sequence_bias` has made. The gradient
+    operator, which wants to see the shape of X, sees that of a blob of one byte an element.
+    """
+
+    name = "joined_sequence"
+
+    def sites(self, loop: Loop) -> Iterable[Site]:
+        sequence = loop.inputs[0]
+        if sequence != loop.made.get(SequenceBias.name):
+            return
+        for position, operator in enumerate(loop.operators):
+            for link in loop.links:
+                if link.outer == sequence and operator.type == SUM and link.inner in operator.input:
+                    yield Site("Sum -> '{}'".format(operator.output[0]), (position, link))
+
+    def refusal(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
+        position, _ = site.where
+        multiplying = _product_at(loop, position)
+        if multiplying is None:
+            return "the sum does not take the place of a product with weights that are the same in all steps"
+        product = loop.operators[multiplying]
+        if not step_products.is_plain(product) or product.input[0] not in with_rows(loop, sizes) | loop.known_rows:
+            return "'{}' is not known to have one row for each sequence".format(product.input[0])
+        x, weights, bias = _source(loop).input
+        dimensions = {x: 3, product.input[1]: 2, weights: 2, bias: 1}
+        shapes = {blob: weights_shape(loop, blob, sizes) for blob in dimensions}
+        unknown = [blob for blob, shape in shapes.items() if shape is None]
+        if unknown:
+            return "the size of '{}' is not known; give shapes".format("' and '".join(unknown))
+        for blob, shape in shapes.items():
+            assert shape is not None
+            if len(shape) != dimensions[blob]:
+                return "'{}' has {} dimensions".format(blob, len(shape))
+        return None
+
+    def loss(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
+        size = _size(loop, site, sizes)
+        if size is None:
+            return "the numbers of steps and sequences are not known; give shapes"
+        found: Dict[bool, trial.Seconds] = _tried(size)
+        apart, joined = (found[is_joined].step + found[is_joined].once / size.steps for is_joined in (False, True))
+        if GAIN * joined > apart:
+            return "for [{0.rows}, {0.inner} + {0.of_sequence}] x [.., {0.outer}] it is not faster".format(size)
+        return None
+
+    def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
+        position, link = site.where
+        multiplying, source = _product_at(loop, position), _source(loop)
+        assert multiplying is not None
+        adding, product = loop.operators[position], loop.operators[multiplying]
+        x, weights, bias = source.input
+        slice_, ones = loop.new_blob("x_t"), _ones(loop, x)
+        emitter = Emitter(loop, product, product.output[0])
+        joined = emitter.concat([product.input[0], slice_, ones], "rows", FEATURES)
+        in_rows = step_products.has_weights_in_rows(product)
+        all_weights = _weights(loop, product.input[1], weights, bias, in_rows)
+        for outer in (ones, all_weights):
+            loop.add_reference(outer)
+        product.input[:] = [joined, all_weights]
+        adding.input.remove(link.inner)
+        if len(adding.input) == 1:
+            del loop.operators[position]
+        loop.operators[multiplying:multiplying] = emitter.operators
+        loop.known_rows |= {joined, slice_}
+        like = None if loop.gradient is None else _like(loop, x, bias)
+        loop.before[:] = [operator for operator in loop.before if operator is not source]
+        loop.replace_first_sequence(x, slice_, like=like)
+
+
+def _product_at(loop: Loop, adding: int) -> Optional[int]:
+    """The position of the product in whose place a sum with it is put, if nothing else reads the product."""
+    total = loop.operators[adding].output[0]
+    found = dataflow.writer(loop.operators, total, adding)
+    if found is None or loop.operators[adding].input[0] != total:
+        return None
+    product = loop.operators[found]
+    is_product = product.type == MULTIPLICATION and step_products.is_with_weights(loop, product)
+    return found if is_product and dataflow.readers(loop.operators, total, found) == [adding] else None
+
+
+def _source(loop: Loop) -> caffe2_pb2.OperatorDef:
+    return next(operator for operator in loop.before if loop.inputs[0] in operator.output)
+
+
+def _ones(loop: Loop, x: str) -> str:
+    """`[1, N, 1]`."""
+    one = loop.add_before("GivenTensorInt64Fill", [], "one", shape=[1], values=[1])
+    batch = loop.add_before("Shape", [x], "batch", axes=[1])
+    shape = loop.add_columns([one, batch, one], "ones_shape")
+    return loop.add_before("ConstantFill", [shape], "ones", input_as_shape=1, value=1.0)
+
+
+def _like(loop: Loop, x: str, bias: str) -> str:
+    """`[T, N, M]`."""
+    rows = loop.add_before("Shape", [x], "rows", axes=[0, 1])
+    columns = loop.add_before("Shape", [bias], "columns")
+    shape = loop.add_columns([rows, columns], "sequence_shape")
+    return loop.add_before(
+        "ConstantFill", [shape], "like_sequence", input_as_shape=1, dtype=core.DataType.BOOL, value=False
+    )
+
+
+def _weights(loop: Loop, of_state: str, of_x: str, bias: str, in_rows: bool) -> str:
+    """W, V and c one behind the other."""
+    if not in_rows:
+        of_x = loop.add_before("Transpose", [of_x], of_x + "_transposed")
+    column = loop.add_before("ExpandDims", [bias], bias + "_column", dims=[1 if in_rows else 0])
+    joined, widths = loop.new_blob(of_state + "_joined"), loop.new_blob(of_state + "_joined_sizes")
+    loop.before.append(
+        new_operator("Concat", [of_state, of_x, column], [joined, widths], loop.forward, axis=int(in_rows))
+    )
+    return joined
+
+
+# ---------------------------------------------------------------------------------------------------------- the trial
+
+
+class Size(NamedTuple):
+    """`steps` steps with `rows` rows of `inner` numbers and `of_sequence` of the sequence, that make rows of `outer`.
+
+    `sigmoid` is the operator that takes the sigmoid of that, serialised, or empty.
+    """
+
+    steps: int
+    rows: int
+    inner: int
+    of_sequence: int
+    outer: int
+    in_rows: bool
+    sigmoid: bytes
+
+
+def _size(loop: Loop, site: Site, sizes: Sizes) -> Optional[Size]:
+    position, _ = site.where
+    steps, batch = sizes.steps(loop), sizes.batch(loop)
+    x, multiplying = sizes.shape(_source(loop).input[0]), _product_at(loop, position)
+    assert multiplying is not None and x is not None
+    product = step_products.read_product(loop, loop.operators[multiplying], sizes, batch)
+    if steps is None or batch is None:
+        return None
+    taking = sigmoids.sigmoid_of(loop, loop.operators, position)
+    sigmoid = b"" if taking is None else sigmoids.as_bytes(loop.operators[taking], "y", "s")
+    return Size(steps, batch, product.inner, x[-1], product.outer, product.rows is not None, sigmoid)
+
+
+@trial.remembered
+def _tried(size: Size) -> Dict[bool, trial.Seconds]:
+    """Joined or apart."""
+    return trial.in_turn({is_joined: functools.partial(_seconds, size, is_joined) for is_joined in (True, False)})
+
+
+def _seconds(size: Size, is_joined: bool) -> trial.Seconds:
+    """The time of the product in a step, by whatever is fastest, and of what is done before the loop."""
+    weights: Shape = (size.outer, size.inner) if size.in_rows else (size.inner, size.outer)
+    shapes: Dict[str, Shape] = {
+        "x": (size.steps, size.rows, size.of_sequence),
+        "v": (size.outer, size.of_sequence),
+        "c": (size.outer,),
+        "h": (1, size.rows, size.inner),
+        "w": weights,
+    }
+    sequence = (size.steps, size.rows, size.outer)
+    loop = trial.lone_loop(["sequence", *shapes, "x_t", "y", "s"])
+    loop.links.append(Link("x_t", "sequence", 0))
+    loop.made[SequenceBias.name] = "sequence"
+    beside, in_rows = loop.forward, int(size.in_rows)
+    loop.before.append(new_operator("FC", ["x", "v", "c"], ["sequence"], beside, axis=FEATURES))
+    loop.operators.append(new_operator(MULTIPLICATION, ["h", "w"], ["y"], beside, broadcast=1, trans_b=in_rows))
+    loop.operators.append(new_operator(SUM, ["y", "x_t"], ["y"], beside))
+    if size.sigmoid:
+        loop.operators.append(caffe2_pb2.OperatorDef.FromString(size.sigmoid))
+    loop.known_rows.update(["h", "x_t"])
+    sizes = Sizes({**shapes, "sequence": sequence})
+    if is_joined:
+        passes.apply(JoinedSequence(), loop, sizes, even_if_slower=True)
+    for rule in (PackedProducts(), ProductsOverSteps()):
+        passes.apply(rule, loop, sizes)
+    for link in loop.links:
+        shape = sizes.shape(link.outer)
+        assert shape is not None
+        shapes[link.inner] = (1, *shape[1:])
+    return trial.seconds(loop.operators, shapes, loop.before)

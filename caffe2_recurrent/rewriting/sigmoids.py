@@ -1,0 +1,83 @@
+"""Sigmoids of products that oneDNN makes, taken while the product is there; whether that is faster is tried out."""
+
+import functools
+from typing import Dict, List, Optional
+
+from caffe2.proto import caffe2_pb2
+
+from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.operators import copied, is_on_onednn
+from caffe2_recurrent.rewriting import dataflow, onednn, trial
+from caffe2_recurrent.rewriting.addends import is_needed
+from caffe2_recurrent.rewriting.emit import is_aten
+from caffe2_recurrent.rewriting.onednn import Product
+
+SIGMOID = "Sigmoid"
+# Columns of the rows in a trial: few, so that it is not the product that is timed.
+INNER = 16
+
+Operators = List[caffe2_pb2.OperatorDef]
+
+
+def with_sigmoid(way: str, loop: Loop, operators: Operators, position: int, product: Product) -> Product:
+    """The product at `position`, that the step gets in one of oneDNN's ways, with its sigmoid if that pays.
+
+    The operator that takes it so far is gone then.
+    """
+    found = sigmoid_of(loop, operators, position)
+    if found is None or product.batch is None or (way == onednn.CONVOLUTION and product.bias is not None):
+        return product
+    if not _is_faster_there(way, operators[found], product.batch, product.outer):
+        return product
+    sigmoid = operators.pop(found).output[0]
+    if sigmoid != product.output and dataflow.writers(operators, product.output) == [position]:
+        loop.shared[:] = [blob for blob in loop.shared if blob != product.output]
+    return product._replace(sigmoid=sigmoid)
+
+
+def sigmoid_of(loop: Loop, operators: Operators, position: int) -> Optional[int]:
+    """Where the sigmoid of the result at `position` is taken, if that is all that happens to it."""
+    result = operators[position].output[0]
+    reading = dataflow.readers(operators, result, position)
+    if operators is not loop.operators or len(reading) != 1:
+        return None
+    (found,) = reading
+    operator = operators[found]
+    if not (operator.type == SIGMOID or is_aten(operator, "sigmoid")) or is_on_onednn(operator):
+        return None
+    sigmoid = operator.output[0]
+    if sigmoid != result and is_needed(loop, result):
+        return None
+    # It is there sooner than it was.
+    between = operators[position + 1 : found]
+    if any(sigmoid in (*other.input, *other.output) for other in between):
+        return None
+    return found
+
+
+def as_bytes(operator: caffe2_pb2.OperatorDef, blob: str, sigmoid: str) -> bytes:
+    """An operator like `operator` between these blobs."""
+    plain = copied(operator)
+    plain.input[:], plain.output[:] = [blob], [sigmoid]
+    plain.ClearField("name")
+    return bytes(plain.SerializeToString())
+
+
+def _is_faster_there(way: str, operator: caffe2_pb2.OperatorDef, rows: int, columns: int) -> bool:
+    found: Dict[bool, trial.Seconds] = _tried(way, as_bytes(operator, "y", "s"), rows, columns)
+    return found[True].step < found[False].step
+
+
+@trial.remembered
+def _tried(way: str, operator: bytes, rows: int, columns: int) -> Dict[bool, trial.Seconds]:
+    time = functools.partial(_seconds, way, operator, rows, columns)
+    return trial.in_turn({there: functools.partial(time, there) for there in (True, False)})
+
+
+def _seconds(way: str, operator: bytes, rows: int, columns: int, there: bool) -> trial.Seconds:
+    """The time of a small product with its sigmoid, taken by `operator` or by oneDNN."""
+    taking = caffe2_pb2.OperatorDef.FromString(operator)
+    product = Product("x", "w", None, None, "y", rows, INNER, columns, "s" if there else None)
+    loop = trial.lone_loop(["x", "w", "y", "s"])
+    step = onednn.emit(way, loop, product, loop.forward).operators + ([] if there else [taking])
+    return trial.seconds(step, {"x": (1, rows, INNER), "w": (INNER, columns)}, loop.before)
