@@ -6,13 +6,13 @@ from caffe2.proto import caffe2_pb2
 
 import comparing
 import rewriting_support as support
-from caffe2_recurrent import recurrent_net
+from caffe2_recurrent import optimize, recurrent_net
 from caffe2_recurrent.operators import new_operator
 from caffe2_recurrent.rewriting import onednn, separate_rows, sigmoids
 from caffe2_recurrent.rewriting.onednn import Product
 from caffe2_recurrent.rewriting.trial import Seconds
 from onednn_support import FROM, THERE, force, leaving_no_trace, on_onednn
-from step_nets import D, Maker
+from step_nets import D, Maker, N, T
 from test_rewriting_rules import loop_of, made
 
 RULE = "packed_products"
@@ -114,6 +114,14 @@ def test_without_a_bias(taken, way):
     operators = assert_taken_there(step_net(taken, False, forward_only=True), way)
     written = [blob for operator in operators for blob in operator.output]
     assert ("u" in written) == (taken is in_place)
+
+
+def test_another_rule_does_not_take_it_back(way):
+    net, _ = comparing.build(recurrent_net, step_net(gate, False, forward_only=True))
+    shapes = {"u_w": (D, D), "X": (T, N, D)}
+    assert optimize(net, [RULE], even_if_slower=True, shapes=shapes).total == 1
+    assert "Sigmoid" in on_onednn(support.step(net).op)
+    assert optimize(net, ["activations"], even_if_slower=True).total == 0
 
 
 @pytest.mark.parametrize("taken", STEPS, ids=lambda taken: taken.__name__)

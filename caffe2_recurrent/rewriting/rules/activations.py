@@ -5,7 +5,7 @@ from typing import Iterable, List, Optional
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
-from caffe2_recurrent.operators import new_operator
+from caffe2_recurrent.operators import is_on_onednn, new_operator
 from caffe2_recurrent.rewriting import dataflow, vectorised
 from caffe2_recurrent.rewriting.emit import ATEN, aten_is_missing
 from caffe2_recurrent.rewriting.rule import Rule, Site
@@ -25,7 +25,7 @@ class Activations(Rule):
     def sites(self, loop: Loop) -> Iterable[Site]:
         for operators in loop.steps:
             for position, operator in enumerate(operators):
-                if operator.type in vectorised.KINDS:
+                if operator.type in vectorised.KINDS and not is_on_onednn(operator):
                     yield Site("{} -> '{}'".format(operator.type, operator.output[0]), (operators, position))
 
     def refusal(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
