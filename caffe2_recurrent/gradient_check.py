@@ -52,7 +52,7 @@ def check_gradients(net: Union[ModelHelper, core.Net], gradients: Optional[Mappi
             backward = backward_of.get(operator.output[-1])
             _check_dropped(operator, backward, by_name, problems)
             if backward is not None:
-                _check_misplaced(operator, backward, problems)
+                _check_misplaced(backward, problems)
                 _check_shared_names(net, backward, problems)
     problems.raise_if_any()
 
@@ -91,19 +91,22 @@ def _check_last_states(operator: caffe2_pb2.OperatorDef, gradients: Dict[str, An
         )
 
 
-def _check_misplaced(operator: caffe2_pb2.OperatorDef, backward: caffe2_pb2.OperatorDef, problems: Problems) -> None:
-    name = gradient_name(operator.input[0])
+def _check_misplaced(backward: caffe2_pb2.OperatorDef, problems: Problems) -> None:
+    positions = _argument(backward, POSITIONS)
+    # The first sequence, or a blob of its shape that stands for it in an optimised loop.
+    sequence = backward.input[len(positions.ints) if positions is not None else 0]
+    name = gradient_name(sequence)
     renamed = _argument(backward, name + ".rename")
     written = renamed.s.decode() if renamed is not None else name
     if backward.output[0] != written:
         problems.add(
             "the gradient of sequence '{}' is lost: a later operator reads '{}' too, so Caffe2 expects it in '{}' "
             "while the engine writes '{}'; give the loop a Copy of '{}', or pass outputs_with_grads='auto'",
-            operator.input[0],
-            operator.input[0],
+            sequence,
+            sequence,
             backward.output[0],
             written,
-            operator.input[0],
+            sequence,
         )
 
 

@@ -292,7 +292,8 @@ class Loop:
         set_arguments(
             changed,
             {
-                "param": [self.inputs.index(parameter.outer) for parameter in gradient.parameters],
+                # The first input is a sequence, even if it is a parameter too.
+                "param": [self.inputs.index(parameter.outer, 1) for parameter in gradient.parameters],
                 "param_grads": [parameter.inner_gradient for parameter in gradient.parameters],
             },
         )

@@ -161,10 +161,10 @@ def _known_to_caffe2(operator: caffe2_pb2.OperatorDef) -> caffe2_pb2.OperatorDef
 def _with_known_inputs(
     operators: List[caffe2_pb2.OperatorDef], known: Mapping[str, Shape]
 ) -> Iterable[caffe2_pb2.OperatorDef]:
-    """Caffe2 passes over the others, with a warning for each."""
+    """Caffe2 passes over the others, with a warning for each, and takes it that what ATen gives has no dimensions."""
     found = set(known)
     for operator in operators:
-        if found.issuperset(operator.input):
+        if found.issuperset(operator.input) and operator.type != "ATen":
             found.update(operator.output)
             yield operator
 

@@ -677,6 +677,17 @@ def assert_right(step, rules=PLAIN, **options):
     return rewrite.report
 
 
+@pytest.mark.parametrize("rules", [PLAIN, ["transposed_weights", *PLAIN]], ids=["FC", "FCTransposed"])
+def test_a_slice_of_one_column_that_is_added_to_all(rules):
+    def change(net):
+        net.shapes.update(w=(1, 4), b=(1,))
+
+    report = assert_right(scaled, rules, forward_only=True, change=change)
+    assert reasons_in(report, RULE) == [
+        "'x_t' is 1 wide and the product {}, so that ATen adds it to all columns".format(D)
+    ]
+
+
 def tanh_of_slice(make, x, h):
     v = make.fc(make.cell.Tanh(x, "tx"), "v")
     return make.cell.Tanh(make.cell.Mul([make.cell.Sum([make.fc(h, "u"), x], "total"), v], "tv"), "h_t")

@@ -54,21 +54,25 @@ class GradientBuffer(Rule):
             return "other operators use '{}' before it holds the sequence's gradient".format(gradient.sequence)
         if any(state.outer_states == gradient.sequence for state in loop.states):
             return "the sequence's gradient holds another blob already"
-        shape = sizes.shape(loop.inputs[0])
+        shape = sizes.shape(gradient.like)
         if shape is None or len(shape) != 3:
-            return "the shape of the sequence '{}' is not known; give shapes".format(loop.inputs[0])
+            return "the shape of the sequence '{}' is not known; give shapes".format(gradient.like)
         return None
 
     def loss(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
-        shape, (blob, _) = sizes.shape(loop.inputs[0]), site.where
+        gradient, (blob, _) = loop.gradient, site.where
+        assert gradient is not None
+        shape = sizes.shape(gradient.like)
         assert shape is not None
         if blob not in loop.shared and shape[1] * shape[2] < FEWEST_ELEMENTS:
             return "for {} elements in a step the link costs more than it gains".format(shape[1] * shape[2])
         return None
 
     def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
-        gradient, shape = loop.gradient, sizes.shape(loop.inputs[0])
-        assert gradient is not None and shape is not None
+        gradient = loop.gradient
+        assert gradient is not None
+        shape = sizes.shape(gradient.like)
+        assert shape is not None
         blob, _ = site.where
         # The forward operator makes its states; one slice more than the gradient has does no harm.
         zeros = loop.add_before("ConstantFill", [], "zeros", shape=[shape[-1]], value=0.0)

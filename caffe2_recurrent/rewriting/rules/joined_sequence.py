@@ -55,6 +55,9 @@ class JoinedSequence(Rule):
         if not step_products.is_plain(product) or product.input[0] not in with_rows(loop, sizes) | loop.known_rows:
             return "'{}' is not known to have one row for each sequence".format(product.input[0])
         x, weights, bias = _source(loop).input
+        written = {blob for step in loop.steps for operator in step for blob in operator.output}
+        if x in written.union(link.inner for link in loop.all_links):
+            return "'{}' is what a blob of the step is called too".format(x)
         dimensions = {x: 3, product.input[1]: 2, weights: 2, bias: 1}
         shapes = {blob: weights_shape(loop, blob, sizes) for blob in dimensions}
         unknown = [blob for blob, shape in shapes.items() if shape is None]

@@ -77,6 +77,11 @@ class SequenceBias(Rule):
             shape = weights_shape(loop, blob, sizes)
             if shape is not None and len(shape) != dimensions:
                 return "'{}' has {} dimensions".format(blob, len(shape))
+        ours, theirs = (_columns(loop, operator, sizes) for operator in (product, source))
+        if scale and None not in (ours, theirs) and ours != theirs:
+            return "'{}' is {} wide and the product {}, so that ATen adds it to all columns".format(
+                link.inner, theirs, ours
+            )
         return None
 
     def loss(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
@@ -147,6 +152,12 @@ def _is_needed_elsewhere(loop: Loop, sequence: str) -> bool:
     by_the_loop = loop.inputs.count(sequence) > 1 or sequence in by_position or sequence in loop.references
     around = [operator for operator in [*loop.before, *loop.after_gradient] if sequence in operator.input]
     return by_the_loop or not all(loop.of_shape.issuperset(operator.output) for operator in around)
+
+
+def _columns(loop: Loop, product: caffe2_pb2.OperatorDef, sizes: Sizes) -> Optional[int]:
+    """The columns that a product makes, if the shape of its weights is known."""
+    shape = weights_shape(loop, product.input[1], sizes)
+    return None if shape is None else shape[-1 if product.type == "FCTransposed" else 0]
 
 
 def _scale(adding: caffe2_pb2.OperatorDef) -> List[str]:
