@@ -318,10 +318,13 @@ def test_an_lstm_that_caffe2_has_built(rules):
 @WITH_ALL
 @EVERY_CELL
 def test_cells(name, variant, rules):
-    """It is for LSTMs, with attention or without, that do not compute their gates again: those add the slice itself."""
+    """It is for LSTMs, with attention or without, that do not compute their gates again: those add the slice itself.
+
+    Of all rules, `gradient_buffer` comes first, with which nothing is computed again.
+    """
     rewrite = support.Optimised(rules)
     assert_cell(name, variant, rewrite)
-    fires = variant == "kept" and (name == "lstm" or name.startswith("attention"))
+    fires = (variant == "kept" or rules is ALL) and (name == "lstm" or name.startswith("attention"))
     assert rewrite.report.counts[RULE] == fires
 
 
@@ -656,12 +659,17 @@ def test_a_scale_or_bias_that_steps_change(transposed):
     assert why(RULE, loop, {}) == [expected if transposed else no_product]
 
 
-@pytest.mark.parametrize("rules", [PLAIN, None], ids=["alone", "all rules"])
-def test_gates_that_are_computed_again(rules):
+def test_gates_that_are_computed_again():
     model, _ = support.lstm(memory_optimization=True)
-    report = optimize(model, rules, even_if_slower=True)
+    report = optimize(model, PLAIN, even_if_slower=True)
     assert report.counts[RULE] == 0
     assert reasons_in(report, RULE) == ["'layer/input_t' is needed behind the step too"]
+
+
+@pytest.mark.parametrize("rules", [["gradient_buffer", *PLAIN], ALL], ids=["alone", "all rules"])
+def test_gates_that_are_kept_in_the_memory_of_their_gradient(rules):
+    """In one call: what computed them again is gone by then."""
+    assert_lstm_kept(rules, memory_optimization=True)
 
 
 # Nets that it refuses, or rewrites as they have to be: values say which.
