@@ -20,6 +20,14 @@ hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") == "true" else "default")
 
 
+@pytest.fixture
+def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of steps by oneDNN in all sizes: also those at which torch 1.7's would spread what is no number."""
+    from caffe2_recurrent.rewriting import separate_rows
+
+    monkeypatch.setattr(separate_rows, "in_steps", lambda way, inner, outer: True)
+
+
 @pytest.fixture(autouse=True)
 def fresh_workspace() -> Iterator[None]:
     """Give each test an empty workspace, and leave none of its blobs behind."""

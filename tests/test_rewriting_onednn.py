@@ -65,10 +65,7 @@ CHOSEN = pytest.mark.parametrize("rules", [None, PRODUCTS], ids=["all rules", "p
 SAFE = [way for way in onednn.ways() if separate_rows.in_steps(way, D, 4 * D)]
 
 
-@pytest.fixture(autouse=True)
-def every_size(monkeypatch):
-    """Also those at which torch 1.7's oneDNN would spread what is no number."""
-    monkeypatch.setattr(separate_rows, "in_steps", lambda way, inner, outer: True)
+pytestmark = pytest.mark.usefixtures("every_size")
 
 
 @pytest.fixture(params=SAFE)

@@ -13,7 +13,7 @@ from caffe2_recurrent.rewriting.addends import is_in_backward_step, products_at
 from caffe2_recurrent.rewriting.emit import ATEN, is_aten
 from caffe2_recurrent.rewriting.rows import FEATURES, with_rows
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.rewriting.step_products import MULTIPLICATION, weights_shape
+from caffe2_recurrent.rewriting.step_products import MULTIPLICATION, has_weights_in_rows, weights_shape
 from caffe2_recurrent.sizes import Sizes
 from caffe2_recurrent.wiring import own_prefix
 
@@ -157,7 +157,7 @@ def _is_needed_elsewhere(loop: Loop, sequence: str) -> bool:
 def _columns(loop: Loop, product: caffe2_pb2.OperatorDef, sizes: Sizes) -> Optional[int]:
     """The columns that a product makes, if the shape of its weights is known."""
     shape = weights_shape(loop, product.input[1], sizes)
-    return None if shape is None else shape[-1 if product.type == "FCTransposed" else 0]
+    return None if shape is None else shape[0 if has_weights_in_rows(product) else -1]
 
 
 def _scale(adding: caffe2_pb2.OperatorDef) -> List[str]:
