@@ -193,6 +193,13 @@ class Loop:
             self.before.append(new_operator(kind, inputs, [self.made[key]], self.forward, **arguments))
         return self.made[key]
 
+    def drop_before(self, operator: caffe2_pb2.OperatorDef) -> None:
+        """Take out an operator of `before` whose results nothing reads any more."""
+        self.before[:] = [other for other in self.before if other is not operator]
+        self.inputs[:] = [blob for blob in self.inputs if blob not in operator.output]
+        for key in [key for key, blob in self.made.items() if blob in operator.output]:
+            del self.made[key]
+
     def add_columns(self, parts: Sequence[str], name: str) -> str:
         """The 1-D outer blobs `parts` one behind the other, in a blob computed once before the loop."""
         key = ("columns", tuple(parts))

@@ -494,6 +494,10 @@ INFERRED = [
     ("Shape", [X], {}),
     ("Transpose", [X], {"axes": [1, 0, 2]}),
     ("BatchMatMul", [X, (4, 5)], {"broadcast": 1}),
+    ("BatchMatMul", [X, (2, 4, 5)], {"broadcast": 1}),
+    ("BatchMatMul", [X, (2, 5, 4)], {"broadcast": 1, "trans_b": 1}),
+    ("BatchMatMul", [(2, 4, 3), (2, 4, 5)], {"trans_a": 1}),
+    ("ATen", [(5, 3, 4)], {"operator": "split_with_sizes", "split_sizes": [5], "dim": 0}),
 ]
 
 
@@ -513,6 +517,11 @@ UNKNOWN = [
     ("ATen", [X, (1, 3, 5)], {"operator": "add"}),
     ("FC", [X, None, (5,)], {"axis": 2}),
     ("LSTMUnit", [X, None, X], {}),
+    ("BatchMatMul", [X, None], {}),
+    ("BatchMatMul", [X, V], {}),
+    ("ATen", [None], {"operator": "split_with_sizes", "split_sizes": [1], "dim": 0}),
+    ("ATen", [X], {"operator": "split_with_sizes", "split_sizes": [1], "dim": 3}),
+    ("ATen", [X], {"operator": "split_with_sizes", "split_sizes": [2, 1], "dim": 1}),
 ]
 
 
@@ -523,6 +532,15 @@ def test_what_cannot_be_inferred(kind, shapes, arguments):
     operator = core.CreateOperator(kind, names, ["output"], **arguments)
     known = [None if shape is None else Tensor(shape, np.dtype(np.float32)) for shape in shapes]
     assert infer(operator, known) == {}
+
+
+def test_parts_that_are_views():
+    arguments = {"operator": "split_with_sizes", "split_sizes": [1, 3], "dim": 0}
+    operator = core.CreateOperator("ATen", ["whole"], ["one", "three"], **arguments)
+    workspace.FeedBlob("whole", np.zeros((4, 2, 5), dtype=np.float32))
+    found = infer(operator, [Tensor((4, 2, 5), np.dtype(np.float32))])
+    workspace.RunOperatorOnce(operator)
+    assert [found[0].shape, found[1].shape] == [workspace.FetchBlob(blob).shape for blob in ("one", "three")]
 
 
 def test_inference_that_fails(monkeypatch):

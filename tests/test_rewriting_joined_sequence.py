@@ -13,7 +13,7 @@ from caffe2_recurrent import LSTM, check_gradients, optimize, prediction_net
 from caffe2_recurrent.rewriting import sigmoids, trial
 from caffe2_recurrent.rewriting.rules import joined_sequence, products_over_steps
 from caffe2_recurrent.rewriting.rules.joined_sequence import Size
-from caffe2_recurrent.rewriting.step_products import MULTIPLICATION
+from caffe2_recurrent.rewriting.step_products import COLUMNS, MULTIPLICATION, ROWS
 from caffe2_recurrent.rewriting.trial import Seconds
 from caffe2_recurrent.sizes import find_sizes
 from caffe2_recurrent.wiring import Link
@@ -578,12 +578,12 @@ SIGMOIDS = {
     "ATen": sigmoids.as_bytes(made("ATen", ["total"], ["h_t"], operator="sigmoid"), "y", "s"),
 }
 EVERY_SIGMOID = pytest.mark.parametrize("sigmoid", SIGMOIDS)
-IN_ROWS = pytest.mark.parametrize("in_rows", [True, False], ids=["rows", "columns"])
+LAYOUTS_TRIED = pytest.mark.parametrize("layout", [ROWS, COLUMNS])
 
 
-@IN_ROWS
+@LAYOUTS_TRIED
 @EVERY_SIGMOID
-def test_what_is_tried(sigmoid, in_rows, monkeypatch):
+def test_what_is_tried(sigmoid, layout, monkeypatch):
     """The sizes of the net, and the sigmoid that it takes."""
 
     def step(make, x, h):
@@ -594,25 +594,25 @@ def test_what_is_tried(sigmoid, in_rows, monkeypatch):
 
     sizes = make_up_trial(monkeypatch, Seconds(0.0, 1.0), Seconds(0.0, 1.0))
     loop = biased_loop(step, forward_only=True)
-    if not in_rows:
+    if layout == COLUMNS:
         set_argument(loop.operators[0], trans_b=0)
     assert why(RULE, loop, SHAPES, loss=True) == [SLOWER]
-    assert sizes == [Size(T, N, D, DIM_IN, D, in_rows, SIGMOIDS[sigmoid])]
+    assert sizes == [Size(T, N, D, DIM_IN, D, layout, SIGMOIDS[sigmoid])]
 
 
-@IN_ROWS
+@LAYOUTS_TRIED
 @EVERY_SIGMOID
-def test_both_ways_are_tried(sigmoid, in_rows):
+def test_both_ways_are_tried(sigmoid, layout):
     """Nobody knows how long that takes."""
     with leaving_no_trace():
-        found = joined_sequence._tried(Size(5, 3, 8, 4, 16, in_rows, SIGMOIDS[sigmoid]))
+        found = joined_sequence._tried(Size(5, 3, 8, 4, 16, layout, SIGMOIDS[sigmoid]))
     assert set(found) == {True, False}
     assert all(seconds.step > 0 and seconds.once > 0 for seconds in found.values())
 
 
 def test_which_way_takes_how_long(monkeypatch):
     monkeypatch.setattr(joined_sequence, "_seconds", lambda size, is_joined: Seconds(size.steps, float(is_joined)))
-    found = joined_sequence._tried.__wrapped__(Size(5, 3, 8, 4, 16, True, b""))
+    found = joined_sequence._tried.__wrapped__(Size(5, 3, 8, 4, 16, ROWS, b""))
     assert found == {False: Seconds(5, 0.0), True: Seconds(5, 1.0)}
 
 
@@ -626,17 +626,17 @@ def form_of(size, is_joined, monkeypatch):
     random = np.random.RandomState(3)
     own = ["x", "v", "c", "h", "w"]
     values = {blob: random.uniform(-1, 1, shapes[blob]).astype(np.float32) for blob in own}
-    (slice_,) = set(shapes) - set(own)
+    (slice_,) = set(shapes) - {*own, "sequence"}
     values[slice_] = (values["x"] if is_joined else trial.result(once, values, "sequence"))[:1]
     assert values[slice_].shape == shapes[slice_]
     types = [[operator.type for operator in operators] for operators in (once, step)]
     return types, trial.result([*once, *step], values, "s" if size.sigmoid else "y")
 
 
-@IN_ROWS
+@LAYOUTS_TRIED
 @EVERY_SIGMOID
 @pytest.mark.parametrize("packed", [False, True], ids=["as it is", "oneDNN"])
-def test_both_ways_give_the_same(packed, sigmoid, in_rows, monkeypatch):
+def test_both_ways_give_the_same(packed, sigmoid, layout, monkeypatch):
     """One with a product in the step alone, one with a product over all steps beside it, whoever multiplies."""
     if packed:
         make_up_gain(monkeypatch)
@@ -644,7 +644,7 @@ def test_both_ways_give_the_same(packed, sigmoid, in_rows, monkeypatch):
         make_up(monkeypatch, Seconds(0.0, 1.0))
     monkeypatch.setattr(products_over_steps, "seconds", lambda size, layout: 1.0)
     monkeypatch.setattr(sigmoids, "_is_faster_there", lambda way, operator, rows, columns: True)
-    size = Size(5, 3, 8, 4, 16, in_rows, SIGMOIDS[sigmoid])
+    size = Size(5, 3, 8, 4, 16, layout, SIGMOIDS[sigmoid])
     (before_apart, apart), expected = form_of(size, False, monkeypatch)
     (before_joined, joined), found = form_of(size, True, monkeypatch)
     assert expected.shape == (1, size.rows, size.outer)

@@ -5,7 +5,7 @@ from caffe2.python import workspace
 
 import rewriting_support as support
 from caffe2_recurrent import optimize
-from caffe2_recurrent.rewriting.lstm_forms import FORMS, BySigmoid, ByTanh, WithoutCandidate
+from caffe2_recurrent.rewriting.lstm_forms import FORMS, ByKind, BySigmoid, ByTanh, WithoutCandidate
 from caffe2_recurrent.rewriting.rules import lstm_unit
 from caffe2_recurrent.rewriting.trial import Seconds
 from cells import CELLS
@@ -15,10 +15,10 @@ RULE = "lstm_unit"
 WITH_UNIT = [cell.name for cell in CELLS if "lstm" in cell.name.lower()]
 
 
-@pytest.fixture(params=FORMS, ids=lambda form: form.__name__)
+@pytest.fixture(params=[*FORMS, ByKind], ids=lambda form: form.__name__)
 def form(request, monkeypatch):
     """The form that is taken, whatever is faster."""
-    monkeypatch.setattr(lstm_unit, "_form", lambda size, batch, trains: request.param)
+    monkeypatch.setattr(lstm_unit, "_form", lambda *_: request.param)
     return request.param
 
 
@@ -102,7 +102,7 @@ def test_the_faster_form_is_taken(faster, monkeypatch):
 
 def test_a_batch_size_that_is_not_known():
     """Nothing can be tried."""
-    assert lstm_unit._form(4, None, True) is ByTanh
+    assert lstm_unit._form(4, None, True, None) is ByTanh
 
 
 @pytest.mark.parametrize("trains", [True, False])
@@ -117,7 +117,7 @@ def test_forms_are_tried(trains):
 @pytest.mark.parametrize("options, there", [(OPTIONS["forward only"], False), (OPTIONS["no lengths"], True)], ids=str)
 def test_the_candidate_is_not_there(options, there, monkeypatch):
     """Where no backward step asks for its factors."""
-    monkeypatch.setattr(lstm_unit, "_form", lambda size, batch, trains: WithoutCandidate)
+    monkeypatch.setattr(lstm_unit, "_form", lambda *_: WithoutCandidate)
     model, _ = support.lstm(**options)
     optimize(model, [RULE], even_if_slower=True)
     assert ("add" in kinds(model.net), "weightedsum" in kinds(model.net)) == (there, not there)

@@ -12,6 +12,7 @@ import step_nets
 from caffe2_recurrent import GRU, LSTM, optimize, recurrent_net
 from caffe2_recurrent.loop import read_loops
 from caffe2_recurrent.rewriting import over_steps
+from caffe2_recurrent.rewriting.lstm_forms import ByTanh
 from caffe2_recurrent.rewriting.rules import RULES, executor_threads, lstm_unit
 from caffe2_recurrent.rewriting.trial import Seconds
 from caffe2_recurrent.sizes import Sizes
@@ -749,7 +750,8 @@ def test_padding_need_not_hold_numbers(cell, drop_states, forward_only):
     support.assert_same(support.run(model, blobs), expected)
 
 
-def test_a_sum_that_the_step_exports_is_not_taken_apart():
+def test_a_sum_that_the_step_exports_is_not_taken_apart(monkeypatch):
+    monkeypatch.setattr(lstm_unit, "_form", lambda *_: ByTanh)
     model, _ = support.lstm(gradients=False, forward_only=True)
     optimize(model, ["transposed_weights", "lstm_unit"], even_if_slower=True)
     step = support.step(model.net)

@@ -455,7 +455,7 @@ def test_random_step_nets(seed, sequences, optimised, executor):
 )
 def test_optimised_before_or_after_the_cut(form, factors, monkeypatch):
     """Steps that were optimised for training compute more than those that were not; as docs/serving.md says."""
-    monkeypatch.setattr(lstm_unit, "_form", lambda size, batch, trains: form)
+    monkeypatch.setattr(lstm_unit, "_form", lambda *_: form)
     before, after = collections.Counter(operators_of_step("before")), collections.Counter(operators_of_step("after"))
     # What the backward step reads is made of the gates. A sum of shares takes the place of a sum.
     more = before - after - collections.Counter(["WeightedSum"])

@@ -54,9 +54,10 @@ class Emitter:
         outputs = [blob, self.blob("old_shape")]
         self.operators.append(new_operator("Reshape", [blob], outputs, self.beside, shape=shape))
 
-    def split(self, blob: str, names: Sequence[str], axis: int) -> List[str]:
+    def split(self, blob: str, names: Sequence[str], axis: int, **widths: Any) -> List[str]:
+        """In equal parts, or in those of `split=`."""
         outputs = [self.blob(name) for name in names]
-        self.operators.append(new_operator("Split", [blob], outputs, self.beside, axis=axis))
+        self.operators.append(new_operator("Split", [blob], outputs, self.beside, axis=axis, **widths))
         return outputs
 
     def concat(self, inputs: Sequence[str], name: str, axis: int) -> str:

@@ -1,11 +1,13 @@
-"""The gates of an LSTM in vectorised operators, in three forms: one activation over all gates does for both kinds.
+"""The gates of an LSTM in vectorised operators, in four forms. In three, one activation over all gates does for both
+kinds:
 
     by tanh           sigmoid(z) = 0.5 + 0.5 tanh(z / 2)
     by sigmoid        tanh(z) = 2 sigmoid(2 z) - 1, as LSTMUnit itself has it
     without candidate the same, but the candidate g = 2 s - 1 is never there: i g = 2 (i s) - i
+    by kind           three sigmoids and a tanh; where the rule `gates_first` applies, splitting costs nothing
 
-`scale` and `shift` `[4 D]` are what the gates are multiplied with and what is added to them before. The order of the
-gates is that of LSTMUnit: input, forget, output, candidate.
+`scale` and `shift` `[4 D]` are what the gates are multiplied with and what is added to them before; there are none if
+that changes nothing. The order of the gates is that of LSTMUnit: input, forget, output, candidate.
 
 A form gives the factors of the backward step too. That they may be a multiple of what they should be is for the form
 itself to set right, in `gradients`.
@@ -25,7 +27,7 @@ GATES = ("i", "f", "o", "g")
 
 
 class Opened(NamedTuple):
-    """The activation over all gates `[1, N, 4 D]`, and the gates `[1, N, D]`, as the form needs them."""
+    """The activation over all gates `[1, N, 4 D]` (by kind: the three sigmoids), and the gates `[1, N, D]`."""
 
     squashed: str
     input: str
@@ -37,8 +39,8 @@ class Opened(NamedTuple):
 class Form(abc.ABC):
     """`size` is D, `elements` how many a state `[N, D]` has, if known; `trains`: whether factors will be asked for."""
 
-    shift: str
-    scale: str
+    shift: Optional[str] = None
+    scale: Optional[str] = None
 
     def __init__(self, loop: Loop, size: int, elements: Optional[int], forget_bias: float, trains: bool) -> None:
         self._loop, self._size, self._elements, self._trains = loop, size, elements, trains
@@ -68,9 +70,9 @@ class Form(abc.ABC):
         """tanh of the new state."""
         return vectorised.emit(emitter, vectorised.TANH, cell, "bounded", self._elements)
 
-    def _activated(self, emitter: Emitter, kind: str, scaled: str) -> str:
-        elements = None if self._elements is None else len(GATES) * self._elements
-        return vectorised.emit(emitter, kind, scaled, "squashed", elements)
+    def _activated(self, emitter: Emitter, kind: str, scaled: str, name: str = "squashed", gates: int = 4) -> str:
+        elements = None if self._elements is None else gates * self._elements
+        return vectorised.emit(emitter, kind, scaled, name, elements)
 
     def _columns(self, name: str, *values: float) -> str:
         """An outer blob with one value for each gate."""
@@ -173,5 +175,40 @@ class WithoutCandidate(BySigmoid):
             emitter.add("WeightedSum", terms, cell)
 
 
+class ByKind(Form):
+    """Each gate by its own activation, and nothing to set right before and after."""
+
+    def _make_constants(self, forget_bias: float) -> None:
+        if forget_bias:
+            self.scale = self._columns("lstm_scale", 1.0, 1.0, 1.0, 1.0)
+            self.shift = self._columns("lstm_shift", 0.0, forget_bias, 0.0, 0.0)
+
+    def opened(self, emitter: Emitter, scaled: str) -> Opened:
+        *names, candidate = GATES
+        widths = [len(names) * self._size, self._size]
+        opening, adding = emitter.split(scaled, ("ifo_sums", "g_sums"), FEATURES, split=widths)
+        squashed = self._activated(emitter, vectorised.SIGMOID, opening, gates=len(names))
+        i, f, o = emitter.split(squashed, names, FEATURES)
+        return Opened(squashed, i, f, o, self._activated(emitter, vectorised.TANH, adding, candidate, gates=1))
+
+    def emit_cell(self, emitter: Emitter, opened: Opened, kept: str, added: str, cell: str) -> None:
+        emitter.add("Sum", [kept, added], cell)
+
+    def gate_factors(self, emitter: Emitter, opened: Opened, cell_prev: str, bounded: str) -> str:
+        # SigmoidGradient(Y, X) is X Y (1 - Y), TanhGradient(Y, X) is X (1 - Y^2).
+        factors = [
+            emitter.new("SigmoidGradient", [opened.input, opened.candidate], "i_factor"),
+            emitter.new("SigmoidGradient", [opened.forget, cell_prev], "f_factor"),
+            emitter.new("SigmoidGradient", [opened.output, bounded], "o_factor"),
+            emitter.new("TanhGradient", [opened.candidate, opened.input], "g_factor"),
+        ]
+        return emitter.concat(factors, "gate_factors", FEATURES)
+
+    def gradients(self, emitter: Emitter, of_hidden: str, of_cell: str, cell_factor: str) -> Tuple[str, str]:
+        through_hidden = emitter.new("Mul", [of_hidden, cell_factor], "through_hidden")
+        return of_hidden, emitter.new("Sum", [of_cell, through_hidden], "cell_total")
+
+
 MakeForm = Callable[[Loop, int, Optional[int], float, bool], Form]
+# Of these the fastest is found by itself; whether `ByKind` is faster depends on what the product can be.
 FORMS: Tuple[MakeForm, ...] = (ByTanh, BySigmoid, WithoutCandidate)

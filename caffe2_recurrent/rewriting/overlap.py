@@ -1,11 +1,30 @@
-"""Whether the RNN executor can run steps of a loop side by side."""
+"""Whether the RNN executor can run steps of a loop side by side, and taking it off."""
 
 from typing import Dict, Optional, Set
 
 from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.operator_arguments import argument, integer
 
 ENABLE = "enable_rnn_executor"
 THREADS = "rnn_executor.num_threads"
+
+
+def has_threads_given(loop: Loop) -> bool:
+    """Whether somebody has said how many threads the executor is to have."""
+    return bool(integer(loop.forward, ENABLE, 0)) and argument(loop.forward, THREADS) is not None
+
+
+def why_executor_pays(loop: Loop) -> Optional[str]:
+    """Why it would be a loss to take the executor off; None if it is off, or steps have to wait for each other."""
+    reason = why_steps_may_overlap(loop) if integer(loop.forward, ENABLE, 0) else None
+    return None if reason is None else "it would take the RNN executor off: {}".format(reason)
+
+
+def switch_executor_off(loop: Loop) -> None:
+    for operator in loop.outer_operators:
+        enabled = argument(operator, ENABLE)
+        if enabled is not None:
+            enabled.i = 0
 
 
 def why_steps_may_overlap(loop: Loop) -> Optional[str]:

@@ -17,6 +17,8 @@ PRODUCTS = frozenset([FC, TRANSPOSED, MULTIPLICATION])
 # A product must become faster by this factor: less is within the error of a trial.
 GAIN = 1.1
 AS_IT_IS = "as it is"
+# Weights `[M, K]`; `[K, M]`; or `[K, M]` that are `[M, K]` transposed before the loop.
+ROWS, COLUMNS, TRANSPOSED_ROWS = "rows", "columns", "transposed rows"
 
 
 class Size(NamedTuple):
@@ -51,6 +53,30 @@ def is_plain(operator: caffe2_pb2.OperatorDef) -> bool:
 def has_weights_in_rows(operator: caffe2_pb2.OperatorDef) -> bool:
     """Whether the product's weights are `[M, K]`."""
     return operator.type == FC or bool(integer(operator, "trans_b", 0))
+
+
+def layout(loop: Loop, operator: caffe2_pb2.OperatorDef) -> str:
+    """How the weights of the product lie."""
+    if has_weights_in_rows(operator):
+        return ROWS
+    return COLUMNS if _transposing(loop, operator.input[1]) is None else TRANSPOSED_ROWS
+
+
+def take_rows(loop: Loop, operator: caffe2_pb2.OperatorDef) -> None:
+    """Give a BatchMatMul the rows themselves where it has transposed ones; nothing is transposed for nobody."""
+    transposed = operator.input[1]
+    transposing = _transposing(loop, transposed)
+    assert transposing is not None
+    operator.input[1] = transposing.input[0]
+    set_arguments(operator, {"trans_b": 1})
+    loop.add_reference(operator.input[1])
+    if not any(transposed in other.input for other in [*loop.before, *loop.after_gradient, *sum(loop.steps, [])]):
+        loop.drop_before(transposing)
+
+
+def _transposing(loop: Loop, blob: str) -> Optional[caffe2_pb2.OperatorDef]:
+    found = next((operator for operator in loop.before if blob in operator.output), None)
+    return found if found is not None and found.type == "Transpose" and not found.arg else None
 
 
 def weights_shape(loop: Loop, blob: str, sizes: Sizes) -> Optional[Shape]:

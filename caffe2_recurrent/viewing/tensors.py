@@ -10,7 +10,7 @@ import numpy as np
 from caffe2.proto import caffe2_pb2
 from caffe2.python import workspace
 
-from caffe2_recurrent.operator_arguments import string
+from caffe2_recurrent.operator_arguments import integer, integers, string
 from caffe2_recurrent.sizes import Shape
 
 _TYPES = caffe2_pb2.TensorProto
@@ -57,6 +57,8 @@ def kind_in_workspace(blob: str) -> np.dtype:
 
 def infer(operator: caffe2_pb2.OperatorDef, inputs: Tensors) -> Dict[int, Tensor]:
     """The outputs, by position, as far as they follow from the inputs."""
+    if operator.type == "ATen" and string(operator, "operator", "") == "split_with_sizes":
+        return _parts(operator, inputs[0])
     rule = RULES.get(operator.type)
     if rule is not None:
         tensor = rule(operator, inputs)
@@ -96,6 +98,26 @@ def _broadcast(operator: caffe2_pb2.OperatorDef, inputs: Tensors) -> Optional[Te
         return None
 
 
+def _parts(operator: caffe2_pb2.OperatorDef, whole: Optional[Tensor]) -> Dict[int, Tensor]:
+    """ATen's views of parts, each with its share of one axis."""
+    axis, sizes = integer(operator, "dim", 0), integers(operator, "split_sizes")
+    if whole is None or len(sizes) != len(operator.output) or not 0 <= axis < len(whole.shape):
+        return {}
+    before, after = whole.shape[:axis], whole.shape[axis + 1 :]
+    return {position: Tensor((*before, size, *after), whole.kind) for position, size in enumerate(sizes)}
+
+
+def _product(operator: caffe2_pb2.OperatorDef, inputs: Tensors) -> Optional[Tensor]:
+    """Of matrices, of which either input may have several for one of the other; Caffe2 itself forgets these."""
+    left, right = inputs
+    if left is None or right is None or min(len(left.shape), len(right.shape)) < 2:
+        return None
+    rows = left.shape[-1 if integer(operator, "trans_a", 0) else -2]
+    columns = right.shape[-2 if integer(operator, "trans_b", 0) else -1]
+    matrices = np.broadcast(*(np.broadcast_to(0, tensor.shape[:-2]) for tensor in (left, right))).shape
+    return Tensor((*matrices, rows, columns), left.kind)
+
+
 # The number of tensors that they take matters: `max` of one tensor is its largest element.
 ATEN_ELEMENTWISE = frozenset(
     [(name, 1) for name in ("abs", "exp", "log", "neg", "relu", "sigmoid", "sqrt", "tanh")]
@@ -104,6 +126,7 @@ ATEN_ELEMENTWISE = frozenset(
 )
 RULES: Dict[str, Rule] = {
     "ATen": _broadcast,
+    "BatchMatMul": _product,
     "Ceil": _like(0),
     "CopyCPUToIDEEP": _like(0),
     "CopyIDEEPToCPU": _like(0),

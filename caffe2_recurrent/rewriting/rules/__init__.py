@@ -3,6 +3,7 @@
 from caffe2_recurrent.rewriting.rules.activations import Activations
 from caffe2_recurrent.rewriting.rules.executor_threads import ExecutorThreads
 from caffe2_recurrent.rewriting.rules.forward_links import ForwardLinks
+from caffe2_recurrent.rewriting.rules.gates_first import GatesFirst
 from caffe2_recurrent.rewriting.rules.gradient_buffer import GradientBuffer
 from caffe2_recurrent.rewriting.rules.gru_unit import GRUUnits
 from caffe2_recurrent.rewriting.rules.invariants import Invariants
@@ -32,6 +33,7 @@ RULES = (
     MergedSums(),
     GradientBuffer(),
     SequenceBias(),
+    GatesFirst(),
     JoinedSequence(),
     PackedProducts(),
     ProductsOverSteps(),

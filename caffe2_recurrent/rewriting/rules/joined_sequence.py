@@ -1,7 +1,7 @@
 """What a sequence is made of, beside the state, in one product of the step; it is tried out."""
 
 import functools
-from typing import Dict, Iterable, NamedTuple, Optional
+from typing import Dict, Iterable, NamedTuple, Optional, Tuple
 
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core
@@ -15,11 +15,13 @@ from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.rules.packed_products import PackedProducts
 from caffe2_recurrent.rewriting.rules.products_over_steps import ProductsOverSteps
 from caffe2_recurrent.rewriting.rules.sequence_bias import SequenceBias
-from caffe2_recurrent.rewriting.step_products import MULTIPLICATION, weights_shape
+from caffe2_recurrent.rewriting.step_products import COLUMNS, MULTIPLICATION, ROWS, TRANSPOSED_ROWS, weights_shape
 from caffe2_recurrent.sizes import Shape, Sizes
 from caffe2_recurrent.wiring import Link
 
 SUM = "Sum"
+# The product of a trial.
+RESULT = "y"
 # It must be faster by this factor, in the step and in what is done before the loop.
 GAIN = 1.02
 
@@ -48,13 +50,13 @@ class JoinedSequence(Rule):
 
     def refusal(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
         position, _ = site.where
-        multiplying = _product_at(loop, position)
+        multiplying = product_at(loop, position)
         if multiplying is None:
             return "the sum does not take the place of a product with weights that are the same in all steps"
         product = loop.operators[multiplying]
         if not step_products.is_plain(product) or product.input[0] not in with_rows(loop, sizes) | loop.known_rows:
             return "'{}' is not known to have one row for each sequence".format(product.input[0])
-        x, weights, bias = _source(loop).input
+        x, weights, bias = source_of(loop).input
         written = {blob for step in loop.steps for operator in step for blob in operator.output}
         if x in written.union(link.inner for link in loop.all_links):
             return "'{}' is what a blob of the step is called too".format(x)
@@ -81,7 +83,7 @@ class JoinedSequence(Rule):
 
     def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
         position, link = site.where
-        multiplying, source = _product_at(loop, position), _source(loop)
+        multiplying, source = product_at(loop, position), source_of(loop)
         assert multiplying is not None
         adding, product = loop.operators[position], loop.operators[multiplying]
         x, weights, bias = source.input
@@ -103,7 +105,7 @@ class JoinedSequence(Rule):
         loop.replace_first_sequence(x, slice_, like=like)
 
 
-def _product_at(loop: Loop, adding: int) -> Optional[int]:
+def product_at(loop: Loop, adding: int) -> Optional[int]:
     """The position of the product in whose place a sum with it is put, if nothing else reads the product."""
     total = loop.operators[adding].output[0]
     found = dataflow.writer(loop.operators, total, adding)
@@ -114,7 +116,7 @@ def _product_at(loop: Loop, adding: int) -> Optional[int]:
     return found if is_product and dataflow.readers(loop.operators, total, found) == [adding] else None
 
 
-def _source(loop: Loop) -> caffe2_pb2.OperatorDef:
+def source_of(loop: Loop) -> caffe2_pb2.OperatorDef:
     return next(operator for operator in loop.before if loop.inputs[0] in operator.output)
 
 
@@ -162,21 +164,21 @@ class Size(NamedTuple):
     inner: int
     of_sequence: int
     outer: int
-    in_rows: bool
+    layout: str
     sigmoid: bytes
 
 
 def _size(loop: Loop, site: Site, sizes: Sizes) -> Optional[Size]:
     position, _ = site.where
     steps, batch = sizes.steps(loop), sizes.batch(loop)
-    x, multiplying = sizes.shape(_source(loop).input[0]), _product_at(loop, position)
+    x, multiplying = sizes.shape(source_of(loop).input[0]), product_at(loop, position)
     assert multiplying is not None and x is not None
     product = step_products.read_product(loop, loop.operators[multiplying], sizes, batch)
     if steps is None or batch is None:
         return None
     taking = sigmoids.sigmoid_of(loop, loop.operators, position)
-    sigmoid = b"" if taking is None else sigmoids.as_bytes(loop.operators[taking], "y", "s")
-    return Size(steps, batch, product.inner, x[-1], product.outer, product.rows is not None, sigmoid)
+    sigmoid = b"" if taking is None else sigmoids.as_bytes(loop.operators[taking], RESULT, "s")
+    return Size(steps, batch, product.inner, x[-1], product.outer, ROWS if product.rows else COLUMNS, sigmoid)
 
 
 @trial.remembered
@@ -187,32 +189,39 @@ def _tried(size: Size) -> Dict[bool, trial.Seconds]:
 
 def _seconds(size: Size, is_joined: bool) -> trial.Seconds:
     """The time of the product in a step, by whatever is fastest, and of what is done before the loop."""
-    weights: Shape = (size.outer, size.inner) if size.in_rows else (size.inner, size.outer)
-    shapes: Dict[str, Shape] = {
-        "x": (size.steps, size.rows, size.of_sequence),
-        "v": (size.outer, size.of_sequence),
-        "c": (size.outer,),
-        "h": (1, size.rows, size.inner),
-        "w": weights,
-    }
-    sequence = (size.steps, size.rows, size.outer)
-    loop = trial.lone_loop(["sequence", *shapes, "x_t", "y", "s"])
-    loop.links.append(Link("x_t", "sequence", 0))
-    loop.made[SequenceBias.name] = "sequence"
-    beside, in_rows = loop.forward, int(size.in_rows)
-    loop.before.append(new_operator("FC", ["x", "v", "c"], ["sequence"], beside, axis=FEATURES))
-    loop.operators.append(new_operator(MULTIPLICATION, ["h", "w"], ["y"], beside, broadcast=1, trans_b=in_rows))
-    loop.operators.append(new_operator(SUM, ["y", "x_t"], ["y"], beside))
+    loop, shapes = lone_product(size.steps, size.rows, size.inner, size.of_sequence, size.outer, size.layout)
     if size.sigmoid:
         loop.operators.append(caffe2_pb2.OperatorDef.FromString(size.sigmoid))
-    loop.known_rows.update(["h", "x_t"])
-    sizes = Sizes({**shapes, "sequence": sequence})
+    sizes = Sizes(shapes)
     if is_joined:
         passes.apply(JoinedSequence(), loop, sizes, even_if_slower=True)
     for rule in (PackedProducts(), ProductsOverSteps()):
         passes.apply(rule, loop, sizes)
-    for link in loop.links:
-        shape = sizes.shape(link.outer)
-        assert shape is not None
-        shapes[link.inner] = (1, *shape[1:])
-    return trial.seconds(loop.operators, shapes, loop.before)
+    return timed(loop, shapes)
+
+
+def lone_product(
+    steps: int, rows: int, inner: int, of_sequence: Optional[int], outer: int, layout: str
+) -> Tuple[Loop, Dict[str, Shape]]:
+    """A loop of a product `RESULT` and, with `of_sequence`, of a sequence that is added to it; and its shapes."""
+    weights: Shape = (inner, outer) if layout == COLUMNS else (outer, inner)
+    shapes: Dict[str, Shape] = {"sequence": (steps, rows, outer), "h": (1, rows, inner), "w": weights}
+    if of_sequence is not None:
+        shapes.update(x=(steps, rows, of_sequence), v=(outer, of_sequence), c=(outer,))
+    loop = trial.lone_loop([*shapes, "x_t", RESULT, "s"])
+    beside, in_rows = loop.forward, int(layout == ROWS)
+    given = loop.add_before("Transpose", ["w"], "w_transposed") if layout == TRANSPOSED_ROWS else "w"
+    loop.operators.append(new_operator(MULTIPLICATION, ["h", given], [RESULT], beside, broadcast=1, trans_b=in_rows))
+    if of_sequence is not None:
+        loop.links.append(Link("x_t", "sequence", 0))
+        loop.made[SequenceBias.name] = "sequence"
+        loop.before.append(new_operator("FC", ["x", "v", "c"], ["sequence"], beside, axis=FEATURES))
+        loop.operators.append(new_operator(SUM, [RESULT, "x_t"], [RESULT], beside))
+    loop.known_rows.update(["h", "x_t"])
+    return loop, shapes
+
+
+def timed(loop: Loop, shapes: Dict[str, Shape]) -> trial.Seconds:
+    """The time of such a loop, once rules have been applied to it."""
+    slices = {link.inner: (1, *shapes[link.outer][1:]) for link in loop.links}
+    return trial.seconds(loop.operators, {**shapes, **slices}, loop.before)

@@ -1,18 +1,4 @@
-"""LSTMUnit and its gradient in vectorised operators.
-
-All that the backward step needs to know of a step is three factors, computed in the forward step while everything is in
-the cache:
-
-    z_i, z_f, z_o, z_g = split(gates)
-    i = sigmoid(z_i),  f = sigmoid(z_f + forget_bias),  o = sigmoid(z_o),  g = tanh(z_g)
-    c = f c_prev + i g,   h = o tanh(c)
-
-    dc  = dc_of_next + dh * (o (1 - tanh(c)^2))
-    d(gates) = [dc, dc, dh, dc] * [g i (1 - i), c_prev f (1 - f), tanh(c) o (1 - o), i (1 - g^2)]
-    dc_prev  = dc * f
-
-The activations have several forms, see `lstm_forms.py`; the fastest one is taken, after a trial.
-"""
+"""LSTMUnit and its gradient in vectorised operators, see `lstm_steps.py`; which ones, is tried out."""
 
 import functools
 from typing import Dict, Iterable, NamedTuple, Optional
@@ -21,54 +7,36 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import integer, number
-from caffe2_recurrent.rewriting import dataflow, trial
+from caffe2_recurrent.rewriting import dataflow, passes, step_products, trial
+from caffe2_recurrent.rewriting.addends import products_at
 from caffe2_recurrent.rewriting.emit import Emitter, aten_is_missing
-from caffe2_recurrent.rewriting.lstm_forms import FORMS, GATES, ByTanh, Form, MakeForm, Opened, WithoutCandidate
-from caffe2_recurrent.rewriting.masks import emit_only_inside, step_mask, why_no_mask
-from caffe2_recurrent.rewriting.rows import FEATURES
+from caffe2_recurrent.rewriting.lstm_forms import FORMS, GATES, ByKind, ByTanh, MakeForm, WithoutCandidate
+from caffe2_recurrent.rewriting.lstm_steps import Unit, UnitGradient, emit_backward, emit_factors, emit_gates, emit_step
+from caffe2_recurrent.rewriting.masks import step_mask, why_no_mask
 from caffe2_recurrent.rewriting.rule import Rule, Site
+from caffe2_recurrent.rewriting.rules.gates_first import GatesFirst
+from caffe2_recurrent.rewriting.rules.joined_sequence import RESULT, JoinedSequence, lone_product, timed
+from caffe2_recurrent.rewriting.rules.packed_products import PackedProducts
+from caffe2_recurrent.rewriting.rules.products_over_steps import ProductsOverSteps
 from caffe2_recurrent.sizes import Shape, Sizes
 
 UNIT, UNIT_GRADIENT = "LSTMUnit", "LSTMUnitGradient"
+# What is read and written in a trial.
+UNIT_OF_TRIAL = Unit("hidden_prev", "cell_prev", "gates", None, "timestep", "hidden", "cell")
+GRADIENT_OF_TRIAL = UnitGradient("of_hidden", "of_cell", "of_hidden_prev", "of_cell_prev", "of_gates")
+# With fewer elements in a state, `ByKind` is not worth a trial: operators take as long as what they do.
+FEWEST_BY_KIND = 4096
+# It must be faster by this factor.
+GAIN = 1.02
 # Below this many elements of a state, `LSTMUnit` is faster than a dozen operators.
 FEWEST_ELEMENTS = 600
-
-
-class Unit(NamedTuple):
-    """The blobs of an LSTMUnit; `lengths` None if all sequences are T long."""
-
-    hidden_prev: str
-    cell_prev: str
-    gates: str
-    lengths: Optional[str]
-    timestep: str
-    hidden: str
-    cell: str
-
-
-class UnitGradient(NamedTuple):
-    """The blobs that an LSTMUnitGradient reads beside the unit's, and those it writes."""
-
-    of_hidden: str
-    of_cell: str
-    of_hidden_prev: str
-    of_cell_prev: str
-    of_gates: str
-
-
-class Factors(NamedTuple):
-    """What the backward step reads of the forward step: `[N, 4 D]`, and twice `[N, D]`."""
-
-    gates: str
-    cell: str
-    forget: str
 
 
 class LSTMUnits(Rule):
     """step: h, c = LSTMUnit(h_prev, c_prev, gates, (lengths), t)
 
     =>  step: vectorised operators that compute h, c and, if there is a backward step, its factors
-        backward step: LSTMUnitGradient  =>  products with the factors (see the module)
+        backward step: LSTMUnitGradient  =>  products with the factors (see `lstm_steps.py`)
 
     Past the end of a sequence a state stays what it was, or is 0 with `drop_states`: the new states are mixed with the
     old ones by a mask that is computed once for all steps.
@@ -113,11 +81,14 @@ class LSTMUnits(Rule):
         # Where the gates are computed again, the factors are too.
         keep_factors = backward is not None and unit.gates not in loop.shared
         batch = sizes.batch(loop)
-        made = functools.partial(_form(size, batch, keep_factors), loop, size, batch and batch * size)
+        # Whatever else sees the gates wants them side by side.
+        is_alone = mask is None and keep_factors == (loop.gradient is not None)
+        product = _product_of(loop, unit, sizes) if is_alone else None
+        made = functools.partial(_form(size, batch, keep_factors, product), loop, size, batch and batch * size)
 
         emitter = Emitter(loop, operator, unit.cell)
         form = made(number(operator, "forget_bias", 0.0), keep_factors)
-        factors = _emit_step(emitter, unit, form, mask, drop, keep_factors)
+        factors = emit_step(emitter, unit, form, emit_gates(emitter, unit, form), mask, drop, keep_factors)
         loop.operators[site.where : site.where + 1] = emitter.operators
         # What the backward step does not read is not kept in each step, and stays in the cache from step to step.
         loop.shared += [blob for blob in emitter.made if factors is None or blob not in factors]
@@ -129,13 +100,13 @@ class LSTMUnits(Rule):
         gradient = _unit_gradient(original)
         if factors is None:
             form = made(number(operator, "forget_bias", 0.0), True)
-            opened = _emit_gates(emitter, unit, form)
+            opened = emit_gates(emitter, unit, form)
             bounded = form.bounded(emitter, unit.cell)
-            factors = _emit_factors(emitter, unit, form, opened, bounded)
+            factors = emit_factors(emitter, unit, form, opened, bounded)
             loop.overwritten[unit.gates] = gradient.of_gates
         else:
             loop.overwritten[factors.gates] = gradient.of_gates
-        _emit_backward(emitter, gradient, form, factors, mask, drop)
+        emit_backward(emitter, gradient, form, factors, mask, drop)
         loop.gradient.operators[backward : backward + 1] = emitter.operators
 
 
@@ -156,76 +127,50 @@ def _unit_gradient(operator: caffe2_pb2.OperatorDef) -> UnitGradient:
     return UnitGradient(*operator.input[-2:], *operator.output)
 
 
-def _emit_gates(emitter: Emitter, unit: Unit, form: Form) -> Opened:
-    scaled = emitter.aten("addcmul", [form.shift, unit.gates, form.scale], "scaled")
-    if unit.lengths is not None:
-        (scaled,) = emit_only_inside(emitter, unit.lengths, scaled)
-    return form.opened(emitter, scaled)
-
-
-def _emit_step(
-    emitter: Emitter, unit: Unit, form: Form, mask: Optional[str], drop: bool, keep_factors: bool
-) -> Optional[Factors]:
-    """The new states, and the factors if they are to be kept."""
-    opened = _emit_gates(emitter, unit, form)
-    kept = emitter.new("Mul", [opened.forget, unit.cell_prev], "kept")
-    added = emitter.new("Mul", [opened.input, opened.candidate], "added")
-    cell = unit.cell if mask is None else emitter.blob("new")
-    form.emit_cell(emitter, opened, kept, added, cell)
-    bounded = form.bounded(emitter, cell)
-    hidden = unit.hidden if mask is None else emitter.blob("new_hidden")
-    emitter.add("Mul", [opened.output, bounded], hidden)
-    if mask is not None:
-        _mix(emitter, mask, drop, cell, unit.cell_prev, unit.cell)
-        _mix(emitter, mask, drop, hidden, unit.hidden_prev, unit.hidden)
-    return _emit_factors(emitter, unit, form, opened, bounded) if keep_factors else None
-
-
-def _emit_factors(emitter: Emitter, unit: Unit, form: Form, opened: Opened, bounded: str) -> Factors:
-    of_gates = form.gate_factors(emitter, opened, unit.cell_prev, bounded)
-    # TanhGradient(Y, X) is X (1 - Y^2).
-    of_cell = emitter.new("TanhGradient", [bounded, opened.output], "cell_factor")
-    return Factors(of_gates, of_cell, opened.forget)
-
-
-def _mix(emitter: Emitter, mask: str, drop: bool, new: str, old: str, target: str) -> None:
-    """`target` is `new` where the mask is 1, elsewhere `old` or 0."""
-    if drop:
-        emitter.add("Mul", [new, mask], target)
-    else:
-        # ATen's lerp gives either end exactly.
-        emitter.add("Copy", [emitter.aten("lerp", [old, new, mask], "mixed")], target)
-
-
-def _emit_backward(
-    emitter: Emitter, gradient: UnitGradient, form: Form, factors: Factors, mask: Optional[str], drop: bool
-) -> None:
-    of_hidden, of_cell = gradient.of_hidden, gradient.of_cell
-    if mask is not None:
-        of_hidden = emitter.new("Mul", [of_hidden, mask], "hidden_inside")
-        of_cell = emitter.new("Mul", [of_cell, mask], "cell_inside")
-    through_output, total = form.gradients(emitter, of_hidden, of_cell, factors.cell)
-    joined = emitter.concat([total, total, through_output, total], "joined", FEATURES)
-    emitter.add("Mul", [factors.gates, joined], gradient.of_gates)
-    if mask is None or drop:
-        emitter.add("Mul", [total, factors.forget], gradient.of_cell_prev)
-        emitter.add("ConstantFill", [gradient.of_hidden], gradient.of_hidden_prev, value=0.0)
-    else:
-        inside = emitter.new("Mul", [total, factors.forget], "through_cell")
-        outside = emitter.new("Sub", [gradient.of_cell, of_cell], "cell_outside")
-        emitter.add("Sum", [inside, outside], gradient.of_cell_prev)
-        emitter.add("Sub", [gradient.of_hidden, of_hidden], gradient.of_hidden_prev)
-
-
 # ---------------------------------------------------------------------------------------------------------- the trial
 
 
-def _form(size: int, batch: Optional[int], trains: bool) -> MakeForm:
+class Behind(NamedTuple):
+    """What makes the gates: a product of a state with `inner` columns, and one over all steps of a sequence with
+    `of_sequence`.
+    """
+
+    steps: int
+    rows: int
+    inner: int
+    of_sequence: int
+    layout: str
+
+
+def _product_of(loop: Loop, unit: Unit, sizes: Sizes) -> Optional[Behind]:
+    """None where it is not known, or something else makes the gates."""
+    adding = dataflow.writer(loop.operators, unit.gates)
+    steps, batch = sizes.steps(loop), sizes.batch(loop)
+    if adding is None or steps is None or batch is None or loop.operators[adding].type != "Sum":
+        return None
+    products = [loop.operators[position] for position in products_at(loop, adding)]
+    links = [loop.link(blob) for blob in loop.operators[adding].input]
+    sources = [loop.around[loop.sources[link.outer]][0] for link in links if link and link.outer in loop.sources]
+    if not len(products) == len(sources) == 1 or len(links) != 2:
+        return None
+    x = sizes.shape(sources[0].input[0])
+    if x is None or step_products.weights_shape(loop, products[0].input[1], sizes) is None:
+        return None
+    product = step_products.read_product(loop, products[0], sizes, batch)
+    return Behind(steps, batch, product.inner, x[-1], step_products.layout(loop, products[0]))
+
+
+def _form(size: int, batch: Optional[int], trains: bool, product: Optional[Behind]) -> MakeForm:
     """The fastest form; that by tanh if the number of sequences is not known."""
     if batch is None:
         return ByTanh
     found: Dict[MakeForm, trial.Seconds] = _tried(size, batch, trains)
-    return min(found, key=lambda form: found[form].step)
+    fastest = min(found, key=lambda form: found[form].step)
+    if product is None or batch * size < FEWEST_BY_KIND:
+        return fastest
+    behind: Dict[MakeForm, trial.Seconds] = _tried_behind(product, size, fastest, trains)
+    by_kind, other = (behind[form].step + behind[form].once / product.steps for form in (ByKind, fastest))
+    return ByKind if GAIN * by_kind <= other else fastest
 
 
 @trial.remembered
@@ -237,14 +182,40 @@ def _tried(size: int, batch: int, trains: bool) -> Dict[MakeForm, trial.Seconds]
 def _seconds(form: MakeForm, size: int, batch: int, trains: bool) -> trial.Seconds:
     """The time of a step, and of the backward step, by themselves."""
     state: Shape = (1, batch, size)
-    unit = Unit("hidden_prev", "cell_prev", "gates", None, "timestep", "hidden", "cell")
-    gradient = UnitGradient("of_hidden", "of_cell", "of_hidden_prev", "of_cell_prev", "of_gates")
-    shapes: Dict[str, Shape] = {unit.cell_prev: state, unit.gates: (1, batch, len(GATES) * size)}
-    loop = trial.lone_loop([*filter(None, unit), *gradient])
-    emitter = Emitter(loop, loop.forward, unit.cell)
+    shapes: Dict[str, Shape] = {UNIT_OF_TRIAL.cell_prev: state, UNIT_OF_TRIAL.gates: (1, batch, len(GATES) * size)}
+    loop = trial.lone_loop([*filter(None, UNIT_OF_TRIAL), *GRADIENT_OF_TRIAL])
+    emitter = Emitter(loop, loop.forward, UNIT_OF_TRIAL.cell)
     made = form(loop, size, batch * size, 0.0, trains)
-    factors = _emit_step(emitter, unit, made, None, False, trains)
+    opened = emit_gates(emitter, UNIT_OF_TRIAL, made)
+    factors = emit_step(emitter, UNIT_OF_TRIAL, made, opened, None, False, trains)
     if factors is not None:
-        shapes.update({gradient.of_hidden: state, gradient.of_cell: state})
-        _emit_backward(emitter, gradient, made, factors, None, False)
+        shapes.update(dict.fromkeys(GRADIENT_OF_TRIAL[:2], state))
+        emit_backward(emitter, GRADIENT_OF_TRIAL, made, factors, None, False)
     return trial.seconds(emitter.operators, shapes, loop.before)
+
+
+@trial.remembered
+def _tried_behind(product: Behind, size: int, other: MakeForm, trains: bool) -> Dict[MakeForm, trial.Seconds]:
+    """`ByKind` and another form."""
+    return trial.in_turn(
+        {form: functools.partial(_seconds_behind, product, form, size, trains) for form in (ByKind, other)}
+    )
+
+
+def _seconds_behind(product: Behind, form: MakeForm, size: int, trains: bool) -> trial.Seconds:
+    """The time of a step with its product, as fast as other rules get them, and of what is done before the loop."""
+    loop, shapes = lone_product(*product[:-1], len(GATES) * size, product.layout)
+    unit = UNIT_OF_TRIAL._replace(gates=RESULT)
+    shapes[unit.cell_prev] = (1, product.rows, size)
+    emitter = Emitter(loop, loop.forward, unit.cell)
+    # What scales the gates is in the weights by then.
+    made = form(loop, size, product.rows * size, 0.0, trains)
+    factors = emit_step(emitter, unit, made, made.opened(emitter, RESULT), None, False, trains)
+    if factors is not None:
+        shapes.update(dict.fromkeys(GRADIENT_OF_TRIAL[:2], shapes[unit.cell_prev]))
+        emit_backward(emitter, GRADIENT_OF_TRIAL, made, factors, None, False)
+    loop.operators += emitter.operators
+    sizes = Sizes(shapes)
+    for rule in (GatesFirst(), JoinedSequence(), PackedProducts(), ProductsOverSteps()):
+        passes.apply(rule, loop, sizes)
+    return timed(loop, shapes)

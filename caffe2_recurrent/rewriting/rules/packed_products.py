@@ -3,9 +3,8 @@
 from typing import Iterable, List, Optional
 
 from caffe2_recurrent.loop import Loop
-from caffe2_recurrent.operator_arguments import argument, integer
 from caffe2_recurrent.rewriting import onednn, separate_rows, step_products
-from caffe2_recurrent.rewriting.overlap import ENABLE, THREADS, why_steps_may_overlap
+from caffe2_recurrent.rewriting.overlap import has_threads_given, switch_executor_off, why_executor_pays
 from caffe2_recurrent.rewriting.rows import with_rows
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.sigmoids import with_sigmoid
@@ -35,7 +34,7 @@ class PackedProducts(Rule):
     def refusal(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
         if onednn.is_missing():
             return "this Caffe2 has no oneDNN"
-        if integer(loop.forward, ENABLE, 0) and argument(loop.forward, THREADS) is not None:
+        if has_threads_given(loop):
             return "the RNN executor has been given threads of its own, and oneDNN would start some in each of them"
         operators, position = site.where
         operator = operators[position]
@@ -53,9 +52,9 @@ class PackedProducts(Rule):
         return None
 
     def loss(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
-        reason = why_steps_may_overlap(loop) if integer(loop.forward, ENABLE, 0) else None
+        reason = why_executor_pays(loop)
         if reason is not None:
-            return "it would take the RNN executor off: {}".format(reason)
+            return reason
         operators, position = site.where
         operator = operators[position]
         product = step_products.read_product(loop, operator, sizes, sizes.batch(loop))
@@ -78,7 +77,8 @@ class PackedProducts(Rule):
         # The steps share oneDNN's tensors, which nothing else can look at; backward steps do with what they write.
         written = {blob for made in emitter.operators for blob in made.output}
         loop.shared += [blob for blob in emitter.made if operators is loop.operators or blob not in written]
-        _switch_executor_off(loop)
+        # Its threads bring threads of OpenMP, and so of oneDNN, of their own.
+        switch_executor_off(loop)
 
 
 def _ways(product: onednn.Product) -> List[str]:
@@ -91,11 +91,3 @@ def _fastest(kind: str, product: onednn.Product, steps: Optional[int]) -> str:
         return _ways(product)[0]
     size = Size.of(kind, product)
     return min(_ways(product), key=lambda way: seconds_of_step(size, way, steps))
-
-
-def _switch_executor_off(loop: Loop) -> None:
-    """Its threads bring threads of OpenMP, and so of oneDNN, of their own."""
-    for operator in loop.outer_operators:
-        enabled = argument(operator, ENABLE)
-        if enabled is not None:
-            enabled.i = 0
