@@ -429,27 +429,13 @@ def test_a_product_that_is_in_blocks_already():
 SLOWER = "for [2, 3] x [3, 3] it is not faster"
 
 
-def make_up_trial(monkeypatch, as_it_is, first):
-    """The sizes that are tried then."""
-    sizes = []
-    monkeypatch.setattr(gates_first, "_tried", lambda size: sizes.append(size) or {False: as_it_is, True: first})
-    return sizes
+make_up_trial = functools.partial(joined.make_up_trial, rule=gates_first)
 
 
-@pytest.mark.parametrize(
-    "as_it_is, first, expected",
-    [
-        (Seconds(0.0, 1.02), Seconds(0.0, 1.0), None),
-        (Seconds(0.0, 1.0199), Seconds(0.0, 1.0), SLOWER),
-        # What is done once has its share in each of 3 steps.
-        (Seconds(3.1, 0.0), Seconds(0.0, 1.0), None),
-        (Seconds(0.0, 1.01), Seconds(3.0, 0.0), SLOWER),
-    ],
-    ids=str,
-)
-def test_a_loss(as_it_is, first, expected, monkeypatch):
-    sizes = make_up_trial(monkeypatch, as_it_is, first)
-    assert why(RULE, split_loop(), SHAPES, loss=True) == [expected]
+@joined.GAINS
+def test_a_loss(apart, joined, pays, monkeypatch):
+    sizes = make_up_trial(monkeypatch, apart, joined)
+    assert why(RULE, split_loop(), SHAPES, loss=True) == [None if pays else SLOWER]
     (size,) = sizes
     assert size[:-1] == (T, N, D, 4, D, ROWS) and len(size.region) == 2
 

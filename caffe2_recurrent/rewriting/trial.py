@@ -40,6 +40,10 @@ class Seconds(NamedTuple):
     once: float
     step: float
 
+    def of_step(self, steps: int) -> float:
+        """The time of a step, with its share of what is done once for all `steps`."""
+        return self.step + self.once / steps
+
 
 def seconds(step: Operators, shapes: Mapping[str, Shape], once: Operators = ()) -> Seconds:
     """The best time of `step`, and of the operators that have to run `once` before; `shapes` are those of the inputs.

@@ -85,8 +85,7 @@ class GatesFirst(Rule):
         if size is None:
             return "the numbers of steps and sequences are not known; give shapes"
         found: Dict[bool, trial.Seconds] = _tried(size)
-        as_it_is, first = (found[is_first].step + found[is_first].once / size.steps for is_first in (False, True))
-        if GAIN * first > as_it_is:
+        if GAIN * found[True].of_step(size.steps) > found[False].of_step(size.steps):
             return "for [{0.rows}, {0.inner}] x [{0.inner}, {0.outer}] it is not faster".format(size)
         return None
 

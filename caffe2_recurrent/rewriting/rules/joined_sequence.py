@@ -76,8 +76,7 @@ class JoinedSequence(Rule):
         if size is None:
             return "the numbers of steps and sequences are not known; give shapes"
         found: Dict[bool, trial.Seconds] = _tried(size)
-        apart, joined = (found[is_joined].step + found[is_joined].once / size.steps for is_joined in (False, True))
-        if GAIN * joined > apart:
+        if GAIN * found[True].of_step(size.steps) > found[False].of_step(size.steps):
             return "for [{0.rows}, {0.inner} + {0.of_sequence}] x [.., {0.outer}] it is not faster".format(size)
         return None
 

@@ -169,7 +169,7 @@ def _form(size: int, batch: Optional[int], trains: bool, product: Optional[Behin
     if product is None or batch * size < FEWEST_BY_KIND:
         return fastest
     behind: Dict[MakeForm, trial.Seconds] = _tried_behind(product, size, fastest, trains)
-    by_kind, other = (behind[form].step + behind[form].once / product.steps for form in (ByKind, fastest))
+    by_kind, other = (behind[form].of_step(product.steps) for form in (ByKind, fastest))
     return ByKind if GAIN * by_kind <= other else fastest
 
 
