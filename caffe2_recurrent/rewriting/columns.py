@@ -6,7 +6,7 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import argument, integer, integers
-from caffe2_recurrent.operators import copied, is_on_onednn, new_operator
+from caffe2_recurrent.operators import is_on_onednn, new_operator
 from caffe2_recurrent.rewriting.addends import is_needed
 from caffe2_recurrent.rewriting.emit import ATEN, is_aten
 from caffe2_recurrent.rewriting.rows import FEATURES
@@ -68,7 +68,7 @@ def in_blocks(loop: Loop, region: Region, operator: caffe2_pb2.OperatorDef) -> L
     Parts are views of what may hold something else in the next step, so that one that is needed elsewhere is copied.
     """
     if operator.type != SPLIT:
-        return [copied(operator)]
+        return [operator]
     needed = {
         part: loop.new_blob(part + "_view")
         for part in operator.output

@@ -54,17 +54,18 @@ class Form(abc.ABC):
     def opened(self, emitter: Emitter, scaled: str) -> Opened:
         """The gates, from what the activation takes."""
 
-    @abc.abstractmethod
     def emit_cell(self, emitter: Emitter, opened: Opened, kept: str, added: str, cell: str) -> None:
         """The new state, of the old one times the forget gate and the candidate times the input gate."""
+        emitter.add("Sum", [kept, added], cell)
 
     @abc.abstractmethod
     def gate_factors(self, emitter: Emitter, opened: Opened, cell_prev: str, bounded: str) -> str:
         """What the gradients of the gates are multiples of, `[1, N, 4 D]`; `bounded` is tanh of the new state."""
 
-    @abc.abstractmethod
     def gradients(self, emitter: Emitter, of_hidden: str, of_cell: str, cell_factor: str) -> Tuple[str, str]:
         """The gradients of the new states to multiply the factors with: of the hidden, and of the cell through both."""
+        through_hidden = emitter.new("Mul", [of_hidden, cell_factor], "through_hidden")
+        return of_hidden, emitter.new("Sum", [of_cell, through_hidden], "cell_total")
 
     def bounded(self, emitter: Emitter, cell: str) -> str:
         """tanh of the new state."""
@@ -139,18 +140,11 @@ class BySigmoid(Form):
         i, f, o, half = emitter.split(squashed, ("i", "f", "o", "half_g"), FEATURES)
         return Opened(squashed, i, f, o, emitter.aten("add", [self._minus_one, half], "g", alpha=2.0))
 
-    def emit_cell(self, emitter: Emitter, opened: Opened, kept: str, added: str, cell: str) -> None:
-        emitter.add("Sum", [kept, added], cell)
-
     def gate_factors(self, emitter: Emitter, opened: Opened, cell_prev: str, bounded: str) -> str:
         of_candidate = emitter.new("Scale", [opened.input], "i_times_4", scale=4.0)
         others = emitter.concat([opened.candidate, cell_prev, bounded, of_candidate], "others", FEATURES)
         # SigmoidGradient(Y, X) is X Y (1 - Y).
         return emitter.new("SigmoidGradient", [opened.squashed, others], "gate_factors")
-
-    def gradients(self, emitter: Emitter, of_hidden: str, of_cell: str, cell_factor: str) -> Tuple[str, str]:
-        through_hidden = emitter.new("Mul", [of_hidden, cell_factor], "through_hidden")
-        return of_hidden, emitter.new("Sum", [of_cell, through_hidden], "cell_total")
 
 
 class WithoutCandidate(BySigmoid):
@@ -191,9 +185,6 @@ class ByKind(Form):
         i, f, o = emitter.split(squashed, names, FEATURES)
         return Opened(squashed, i, f, o, self._activated(emitter, vectorised.TANH, adding, candidate, gates=1))
 
-    def emit_cell(self, emitter: Emitter, opened: Opened, kept: str, added: str, cell: str) -> None:
-        emitter.add("Sum", [kept, added], cell)
-
     def gate_factors(self, emitter: Emitter, opened: Opened, cell_prev: str, bounded: str) -> str:
         # SigmoidGradient(Y, X) is X Y (1 - Y), TanhGradient(Y, X) is X (1 - Y^2).
         factors = [
@@ -203,10 +194,6 @@ class ByKind(Form):
             emitter.new("TanhGradient", [opened.candidate, opened.input], "g_factor"),
         ]
         return emitter.concat(factors, "gate_factors", FEATURES)
-
-    def gradients(self, emitter: Emitter, of_hidden: str, of_cell: str, cell_factor: str) -> Tuple[str, str]:
-        through_hidden = emitter.new("Mul", [of_hidden, cell_factor], "through_hidden")
-        return of_hidden, emitter.new("Sum", [of_cell, through_hidden], "cell_total")
 
 
 MakeForm = Callable[[Loop, int, Optional[int], float, bool], Form]

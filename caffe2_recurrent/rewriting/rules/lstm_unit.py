@@ -10,7 +10,7 @@ from caffe2_recurrent.operator_arguments import integer, number
 from caffe2_recurrent.rewriting import dataflow, passes, step_products, trial
 from caffe2_recurrent.rewriting.addends import products_at
 from caffe2_recurrent.rewriting.emit import Emitter, aten_is_missing
-from caffe2_recurrent.rewriting.lstm_forms import FORMS, GATES, ByKind, ByTanh, MakeForm, WithoutCandidate
+from caffe2_recurrent.rewriting.lstm_forms import FORMS, GATES, ByKind, ByTanh, Form, MakeForm, Opened, WithoutCandidate
 from caffe2_recurrent.rewriting.lstm_steps import Unit, UnitGradient, emit_backward, emit_factors, emit_gates, emit_step
 from caffe2_recurrent.rewriting.masks import step_mask, why_no_mask
 from caffe2_recurrent.rewriting.rule import Rule, Site
@@ -186,12 +186,16 @@ def _seconds(form: MakeForm, size: int, batch: int, trains: bool) -> trial.Secon
     loop = trial.lone_loop([*filter(None, UNIT_OF_TRIAL), *GRADIENT_OF_TRIAL])
     emitter = Emitter(loop, loop.forward, UNIT_OF_TRIAL.cell)
     made = form(loop, size, batch * size, 0.0, trains)
-    opened = emit_gates(emitter, UNIT_OF_TRIAL, made)
-    factors = emit_step(emitter, UNIT_OF_TRIAL, made, opened, None, False, trains)
-    if factors is not None:
-        shapes.update(dict.fromkeys(GRADIENT_OF_TRIAL[:2], state))
-        emit_backward(emitter, GRADIENT_OF_TRIAL, made, factors, None, False)
+    _emit_both_steps(emitter, UNIT_OF_TRIAL, made, emit_gates(emitter, UNIT_OF_TRIAL, made), trains)
+    shapes.update(dict.fromkeys(GRADIENT_OF_TRIAL[:2], state))
     return trial.seconds(emitter.operators, shapes, loop.before)
+
+
+def _emit_both_steps(emitter: Emitter, unit: Unit, form: Form, opened: Opened, trains: bool) -> None:
+    """A step and, if it is one that is trained, its backward step."""
+    factors = emit_step(emitter, unit, form, opened, None, False, trains)
+    if factors is not None:
+        emit_backward(emitter, GRADIENT_OF_TRIAL, form, factors, None, False)
 
 
 @trial.remembered
@@ -206,14 +210,11 @@ def _seconds_behind(product: Behind, form: MakeForm, size: int, trains: bool) ->
     """The time of a step with its product, as fast as other rules get them, and of what is done before the loop."""
     loop, shapes = lone_product(*product[:-1], len(GATES) * size, product.layout)
     unit = UNIT_OF_TRIAL._replace(gates=RESULT)
-    shapes[unit.cell_prev] = (1, product.rows, size)
+    shapes.update(dict.fromkeys([unit.cell_prev, *GRADIENT_OF_TRIAL[:2]], (1, product.rows, size)))
     emitter = Emitter(loop, loop.forward, unit.cell)
     # What scales the gates is in the weights by then.
     made = form(loop, size, product.rows * size, 0.0, trains)
-    factors = emit_step(emitter, unit, made, made.opened(emitter, RESULT), None, False, trains)
-    if factors is not None:
-        shapes.update(dict.fromkeys(GRADIENT_OF_TRIAL[:2], shapes[unit.cell_prev]))
-        emit_backward(emitter, GRADIENT_OF_TRIAL, made, factors, None, False)
+    _emit_both_steps(emitter, unit, made, made.opened(emitter, RESULT), trains)
     loop.operators += emitter.operators
     sizes = Sizes(shapes)
     for rule in (GatesFirst(), JoinedSequence(), PackedProducts(), ProductsOverSteps()):
