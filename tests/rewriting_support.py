@@ -182,6 +182,11 @@ def backward_step(net):
     return argument(operator(net, GRADIENT), "backward_step_net").n
 
 
+def rule(name):
+    (found,) = [rule for rule in RULES if rule.name == name]
+    return found
+
+
 def reasons(net, rule, **options):
     """Why a rule leaves alone what it does, without changing the net."""
     before = (net.Proto() if hasattr(net, "Proto") else net).SerializeToString()

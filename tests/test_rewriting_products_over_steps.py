@@ -15,67 +15,19 @@ from caffe2_recurrent.rewriting.onednn_over_steps import Layout, layouts
 from caffe2_recurrent.rewriting.rules import products_over_steps
 from caffe2_recurrent.rewriting.rules.products_over_steps import Size
 from caffe2_recurrent.rewriting.trial import Seconds
+from net_products_support import GRADIENT, PRODUCT, Net, changed_between, outside, without_the_gradient_of_x
 from onednn_support import EVERY_CELL, assert_cell, assert_placed, in_ifs, inner_nets
 from step_nets import D, Maker, N, T
 from test_rewriting_rules import EVERY_STEP_NET, lstm_loop, set_argument, why
 
 RULE = "products_over_steps"
 MOVED = ["sequence_operators", "parameter_gradients", RULE]
-PRODUCT, GRADIENT = "FC", "FCGradient"
 
 
 @pytest.fixture(autouse=True)
 def every_size(monkeypatch):
     """Also those at which torch 1.7's oneDNN would spread what is no number; here all are numbers."""
     monkeypatch.setattr(separate_rows, "over_steps", lambda inner, outer: True)
-
-
-class Net:
-    """X = FC(x, w, b), and loops h_t = tanh(u_w h + u_b + X_t) over it; values for its inputs.
-
-    `change` gets the finished net. `gradients` are those of the inputs that have one.
-    """
-
-    def __init__(self, shape=(T, N, 4), loops=1, axis=2, axis_w=1, change=lambda net: None):
-        workspace.ResetWorkspace()
-        inner = int(np.prod(shape[axis:]))
-        self.net = core.Net("net")
-        weights = (D, inner) if axis_w == 1 else (D, *shape[axis:])
-        self.shapes = {"x": shape, "w": weights, "b": (D,), "seed": (T, N, D)}
-        result = self.net.FC(["x", "w", "b"], "X", axis=axis, **({} if axis_w == 1 else {"axis_w": axis_w}))
-        if axis == 1:
-            result, _ = self.net.Reshape(result, ["sequence", "old_shape"], shape=[T, N, D])
-        self.outputs = [self._loop(str(number), str(result)) for number in range(loops)]
-        seed = self.net.AddExternalInput("seed")
-        found = self.net.AddGradientOperators(dict.fromkeys(self.outputs, seed))
-        self.gradients = {str(blob): str(gradient) for blob, gradient in found.items() if str(blob) in self.shapes}
-        change(self.net)
-        random = np.random.RandomState(1)
-        for blob, size in self.shapes.items():
-            workspace.FeedBlob(blob, random.uniform(-1, 1, size).astype(np.float32))
-
-    def _loop(self, number, sequence):
-        make = Maker(seed=int(number))
-        (x,) = make.cell.AddScopedExternalInputs("x_t")
-        make.inputs.append((x, sequence))
-        state = make.state("h" + number)
-        total = make.cell.Sum([make.fc(state, "u" + number), x], "total")
-        make.link(state, make.cell.Tanh(total, "h_t"))
-        self.shapes.update({name: value.shape for name, value in make.outer.items()})
-        # Two loops over one sequence add up its gradient.
-        options = {"scope": "loop" + number, "outputs_with_grads": "auto"}
-        return comparing.build(recurrent_net, make.done(), self.net, **options)[1][0]
-
-    def values(self):
-        """Outputs and gradients by name, `X` among them, after a run."""
-        workspace.RunNetOnce(self.net)
-        gradients = {blob: workspace.FetchBlob(gradient) for blob, gradient in self.gradients.items()}
-        return [workspace.FetchBlob(blob) for blob in [*map(str, self.outputs), "X"]], gradients
-
-
-def outside(net):
-    """The types of the products that the net itself runs, without Ifs."""
-    return [operator.type for operator in net.Proto().op if operator.type in (PRODUCT, GRADIENT)]
 
 
 def assert_kept(rules=(RULE,), gone=(), **options):
@@ -103,11 +55,6 @@ def test_the_product_that_makes_the_sequence(shape):
     """Axes, shapes and values stay, whatever X has behind [T, N]."""
     report = assert_kept(gone=BOTH, shape=shape)
     assert [rewrite.what for rewrite in report.rewrites] == PLACES
-
-
-def without_the_gradient_of_x(net):
-    (gradient,) = [operator for operator in net.Proto().op if operator.output[:1] == ["w_grad"]]
-    del gradient.output[2:]
 
 
 def test_a_gradient_operator_of_two_outputs():
@@ -515,16 +462,6 @@ def test_a_shared_copy_is_freed(faster):
     ]
     assert blob not in first.op[-1].input
     assert second.op[-1].type == "Free" and blob in second.op[-1].input
-
-
-def changed_between(net):
-    """The gradient, before the second product continues from it."""
-    position = next(index for index, operator in enumerate(net.Proto().op) if operator.type == "Alias")
-    blob = net.Proto().op[position].output[0]
-    doubled = core.CreateOperator("Scale", [blob], [blob], scale=2.0)
-    operators = [*net.Proto().op[: position + 1], doubled, *net.Proto().op[position + 1 :]]
-    del net.Proto().op[:]
-    net.Proto().op.extend(operators)
 
 
 def test_a_gradient_that_is_changed_is_copied_anew(faster):

@@ -54,6 +54,10 @@ class Emitter:
         outputs = [blob, self.blob("old_shape")]
         self.operators.append(new_operator("Reshape", [blob], outputs, self.beside, shape=shape))
 
+    def reshape_in_place_like(self, blob: str, shape: str) -> None:
+        """To the shape that the blob `shape` says."""
+        self.operators.append(new_operator("Reshape", [blob, shape], [blob, self.blob("old_shape")], self.beside))
+
     def split(self, blob: str, names: Sequence[str], axis: int, **widths: Any) -> List[str]:
         """In equal parts, or in those of `split=`."""
         outputs = [self.blob(name) for name in names]

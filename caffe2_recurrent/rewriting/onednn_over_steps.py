@@ -24,11 +24,10 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import integer
-from caffe2_recurrent.operators import new_operator
 from caffe2_recurrent.rewriting import onednn
 from caffe2_recurrent.rewriting.emit import Emitter, aten_is_missing
+from caffe2_recurrent.rewriting.net_products import GRADIENT, PRODUCT
 
-PRODUCT, GRADIENT = "FC", "FCGradient"
 INNER_BLOCK, OUTER_BLOCK = 16, 64
 PARTS = (1, 2, 4)
 # Narrower parts were slower where they were measured.
@@ -178,7 +177,7 @@ def _emit_gradient(
     for share, blob in zip(shares[2:], of_rows):
         _bring_back(emitter, share, blob, [ALL, last_column])
         assert shape is not None
-        _reshape(emitter, blob, shape)
+        emitter.reshape_in_place_like(blob, shape)
 
 
 def _parts(emitter: Emitter, blob: str, layout: Layout) -> List[str]:
@@ -229,8 +228,4 @@ def _copy_there(emitter: Emitter, blob: str, target: str, width: Optional[int] =
 def _copy_back(emitter: Emitter, source: str, blob: str, shape: str) -> None:
     """`blob` from oneDNN's memory, in the shape that the blob `shape` says."""
     onednn.add(emitter, onednn.FROM, [source], [blob])
-    _reshape(emitter, blob, shape)
-
-
-def _reshape(emitter: Emitter, blob: str, shape: str) -> None:
-    emitter.operators.append(new_operator("Reshape", [blob, shape], [blob, emitter.blob("old_shape")], emitter.beside))
+    emitter.reshape_in_place_like(blob, shape)

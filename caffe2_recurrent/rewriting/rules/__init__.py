@@ -5,6 +5,7 @@ from caffe2_recurrent.rewriting.rules.executor_threads import ExecutorThreads
 from caffe2_recurrent.rewriting.rules.forward_links import ForwardLinks
 from caffe2_recurrent.rewriting.rules.gates_first import GatesFirst
 from caffe2_recurrent.rewriting.rules.gradient_buffer import GradientBuffer
+from caffe2_recurrent.rewriting.rules.gradient_products import GradientProducts
 from caffe2_recurrent.rewriting.rules.gru_unit import GRUUnits
 from caffe2_recurrent.rewriting.rules.invariants import Invariants
 from caffe2_recurrent.rewriting.rules.joined_sequence import JoinedSequence
@@ -37,6 +38,7 @@ RULES = (
     JoinedSequence(),
     PackedProducts(),
     ProductsOverSteps(),
+    GradientProducts(),
     UnreadBlobs(),
     ForwardLinks(),
     ExecutorThreads(),

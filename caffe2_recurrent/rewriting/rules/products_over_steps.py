@@ -6,15 +6,12 @@ from typing import Dict, Iterable, NamedTuple, Optional, Sequence
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
-from caffe2_recurrent.operator_arguments import integer
-from caffe2_recurrent.rewriting import onednn, onednn_over_steps, separate_rows, trial
-from caffe2_recurrent.rewriting.onednn_over_steps import GRADIENT, PRODUCT, Layout, Shared, layouts
+from caffe2_recurrent.rewriting import gradients_apart, net_products, onednn, onednn_over_steps, separate_rows, trial
+from caffe2_recurrent.rewriting.net_products import GRADIENT, PRODUCT
+from caffe2_recurrent.rewriting.onednn_over_steps import Layout, Shared, layouts
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.step_products import GAIN, weights_shape
 from caffe2_recurrent.sizes import Shape, Sizes
-
-# Multiplications in a trial; with more rows, time is in proportion to them.
-ENOUGH = 7e9
 
 
 class Size(NamedTuple):
@@ -39,28 +36,17 @@ class ProductsOverSteps(Rule):
     name = "products_over_steps"
 
     def sites(self, loop: Loop) -> Iterable[Site]:
-        for operators in (loop.before, loop.after_gradient, *loop.around.values()):
-            for position, operator in enumerate(operators):
-                on_cpu = operator.device_option.device_type == caffe2_pb2.CPU
-                if operator.type in (PRODUCT, GRADIENT) and on_cpu:
-                    blobs = ", ".join("'{}'".format(blob) for blob in operator.output)
-                    yield Site("{} -> {}".format(operator.type, blobs), (operators, position))
+        return net_products.sites(loop, (PRODUCT, GRADIENT))
 
     def refusal(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
         if onednn.is_missing():
             return "this Caffe2 has no oneDNN"
         operators, position = site.where
         operator = operators[position]
-        weights = operator.input[1]
-        shape = weights_shape(loop, weights, sizes)
-        if shape is None:
-            return "the size of its weights '{}' is not known; give shapes".format(weights)
-        if len(shape) != 2 or integer(operator, "axis_w", 1) != 1:
-            return "its weights '{}' are laid out in another way".format(weights)
-        axis = integer(operator, "axis", 1)
-        if axis <= 0:
-            return "its axis {} is not counted from the first dimension on, from 1".format(axis)
-        outer, inner = shape
+        reason = net_products.why_not(loop, operator, sizes)
+        if reason is not None:
+            return reason
+        outer, inner = _shape(loop, operator, sizes)
         # The gradients of what is past the end of a sequence are 0.
         if operator.type == PRODUCT and not separate_rows.over_steps(inner, outer):
             return separate_rows.why_not(inner, outer)
@@ -89,7 +75,7 @@ class ProductsOverSteps(Rule):
         """The copy of the sequence's gradient that the first of two gradients makes, and the second finds there."""
         operators, position = site.where
         operator, key = operators[position], ("onednn", "copy of the gradient", layout.outer)
-        if any(loop.around[sink] is operators for sink in loop.sinks):
+        if net_products.is_sink(loop, operators):
             return Shared(loop.made[key], True) if key in loop.made else None
         if operators is not loop.after_gradient or operator.type != GRADIENT or len(loop.sinks) != 1:
             return None
@@ -118,11 +104,8 @@ def _shape(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes) -> Sequen
 def _size(loop: Loop, site: Site, sizes: Sizes) -> Optional[Size]:
     operators, position = site.where
     operator = operators[position]
-    steps, batch = sizes.steps(loop), sizes.batch(loop)
-    if steps is None or batch is None:
-        return None
-    outer, inner = _shape(loop, operator, sizes)
-    return Size(operator.type, steps * batch, inner, outer, len(operator.output))
+    found = net_products.dimensions(loop, operator, sizes)
+    return None if found is None else Size(operator.type, *found, len(operator.output))
 
 
 def fastest(size: Size) -> Layout:
@@ -130,8 +113,8 @@ def fastest(size: Size) -> Layout:
 
 
 def seconds(size: Size, layout: Optional[Layout]) -> float:
-    """The time of such a product by itself: in a layout of oneDNN's, or as it is if that is None."""
-    rows = min(size.rows, max(1, int(ENOUGH / (size.inner * size.outer))))
+    """The time of such a product by itself: in a layout of oneDNN's, or by MKL if that is None."""
+    rows = trial.rows_to_try(size.rows, size.inner, size.outer)
     found: Dict[Optional[Layout], trial.Seconds] = _tried(size._replace(rows=rows))
     return found[layout].step
 
@@ -148,7 +131,13 @@ def _time(size: Size, layout: Optional[Layout]) -> trial.Seconds:
     outputs = ["y"] if size.kind == PRODUCT else ["dw", "db", "dx"][: size.results]
     operator = caffe2_pb2.OperatorDef(type=size.kind, input=list(shapes), output=outputs)
     if layout is None:
-        return trial.seconds([operator], shapes)
+        return trial.seconds([operator] if size.kind == PRODUCT else _gradient_by_mkl(size), shapes)
     loop = trial.lone_loop([*shapes, *outputs])
     plain = Layout(size.inner, size.outer)
     return trial.seconds(onednn_over_steps.in_a_net(loop, operator, plain, layout, size.rows), shapes)
+
+
+def _gradient_by_mkl(size: Size) -> Sequence[caffe2_pb2.OperatorDef]:
+    """In parts, where that is faster."""
+    in_parts = gradients_apart.Size(size.rows, size.inner, size.outer, size.results, False)
+    return gradients_apart.operators(in_parts, gradients_apart.fastest(in_parts))

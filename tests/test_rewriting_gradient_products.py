@@ -1,0 +1,376 @@
+"""`gradient_products`: gradients of weights over all steps, each as products of its own."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from caffe2.proto import caffe2_pb2
+from caffe2.python import core, workspace
+
+import comparing
+import rewriting_support as support
+from caffe2_recurrent import optimize, recurrent_net
+from caffe2_recurrent.rewriting import gradients_apart, onednn
+from caffe2_recurrent.rewriting.gradients_apart import Apart, Size
+from caffe2_recurrent.rewriting.rules import products_over_steps
+from caffe2_recurrent.rewriting.trial import Seconds, result
+from net_products_support import GRADIENT, PRODUCT, Net, changed_between, outside, without_the_gradient_of_x
+from onednn_support import EVERY_CELL, assert_cell
+from step_nets import Maker, N, T
+from test_rewriting_rules import EVERY_STEP_NET, lstm_loop, set_argument, why
+
+RULE = "gradient_products"
+MOVED = ["sequence_operators", "parameter_gradients", RULE]
+OF_LSTM = ["parameter_gradients", RULE]
+EVERY_WAY = pytest.mark.parametrize("way", [Apart(False), Apart(True)], ids=str)
+
+
+def force(monkeypatch, *ways):
+    """Have these ways the fastest, in turn; the last of them from then on."""
+    left = list(ways)
+    monkeypatch.setattr(gradients_apart, "fastest", lambda size: left.pop(0) if len(left) > 1 else left[0])
+
+
+@pytest.fixture(params=[Apart(False), Apart(True)], ids=str)
+def way(request, monkeypatch):
+    force(monkeypatch, request.param)
+    return request.param
+
+
+def kinds(net):
+    return Counter(operator.type for operator in net.Proto().op)
+
+
+# Where it fires.
+
+
+def assert_kept(**options):
+    """A net optimised twice gives what it gave, in the same shapes; the net and the report."""
+    expected = Net(**options).values()
+    made = Net(**options)
+    rewrite = support.Optimised([RULE])
+    rewrite(made.net)
+    support.assert_same(made.values(), expected)
+    return made.net, rewrite.report
+
+
+@pytest.mark.parametrize("shape", [(T, N, 4), (T, N, 2, 2), (T, N, 17)], ids=str)
+def test_the_gradient_of_the_product_that_makes_the_sequence(shape, way):
+    """Axes, shapes and values stay, whatever X has behind [T, N]."""
+    net, report = assert_kept(shape=shape)
+    assert [rewrite.what for rewrite in report.rewrites] == ["FCGradient -> 'w_grad', 'b_grad', 'x_grad'"]
+    assert outside(net) == [PRODUCT]
+    assert kinds(net)["MatMul"] == 3 and kinds(net)["Transpose"] == way.is_transposed
+
+
+def test_a_gradient_operator_of_two_outputs(way):
+    made = Net(change=without_the_gradient_of_x)
+    del made.gradients["x"]
+    support.Optimised([RULE])(made.net)
+    expected = Net()
+    del expected.gradients["x"]
+    found = made.values()
+    assert outside(made.net) == [PRODUCT] and kinds(made.net)["MatMul"] == 2
+    support.assert_same(found, expected.values())
+
+
+def test_two_loops_over_one_result(way):
+    net, report = assert_kept(loops=2)
+    assert [rewrite.loop for rewrite in report.rewrites] == list(report.loops)
+    assert outside(net) == [PRODUCT]
+
+
+@pytest.mark.parametrize("options", [{}, {"lengths": True}, {"memory_optimization": True}], ids=str)
+def test_the_gradients_of_an_lstm(options, way):
+    expected = support.run(*support.lstm(**options))
+    workspace.ResetWorkspace()
+    model, blobs = support.lstm(**options)
+    rewrite = support.Optimised(OF_LSTM)
+    rewrite(model)
+    assert [rewrite.what for rewrite in rewrite.report.rewrites if rewrite.rule == RULE] == [
+        "FCGradient -> 'layer/gates_t_w_grad', 'layer/gates_t_b_grad'",
+        "FCGradient -> 'layer/i2h_w_grad', 'layer/i2h_b_grad', 'x_grad'",
+    ]
+    assert GRADIENT not in outside(model.net)
+    support.assert_same(support.run(model, blobs), expected)
+
+
+@EVERY_CELL
+def test_cells(name, variant):
+    rewrite = support.Optimised(MOVED)
+    assert_cell(name, variant, rewrite)
+    assert rewrite.report.counts[RULE]
+    # The product of the encoder's outputs makes no sequence of the loop.
+    assert outside(rewrite.net).count(GRADIENT) <= name.startswith("attention")
+
+
+@EVERY_STEP_NET
+def test_step_nets(make):
+    rewrite = support.Optimised(MOVED)
+    step_net = make()
+    outputs, gradients = comparing.run(recurrent_net, step_net, rewrite=rewrite)
+    comparing.assert_outputs_and_gradients(step_net, outputs, gradients)
+    has_product = any(operator.type == PRODUCT for operator in step_net.cell.Proto().op)
+    assert (rewrite.report.counts[RULE] > 0) == (has_product and bool(gradients))
+    assert GRADIENT not in outside(rewrite.net)
+
+
+@pytest.mark.parametrize("kind", ["MatMul", "Copy", "Transpose"])
+def test_a_wrong_product_is_seen(kind, monkeypatch):
+    """One that reads another blob: what the tests above compare would not pass over it."""
+    force(monkeypatch, Apart(True))
+    model, blobs = support.lstm()
+    expected = support.run(model, blobs)
+    assert optimize(model, OF_LSTM, even_if_slower=True).counts[RULE] == 2
+    changed = [operator for operator in model.net.Proto().op if operator.type == kind][-1]
+    other = {"MatMul": "layer/i2h", "Copy": "layer/gates_t_b", "Transpose": "layer/i2h_w_grad_other"}[kind]
+    workspace.FeedBlob("layer/i2h_w_grad_other", np.ones((support.DIM_IN, 4 * support.D), np.float32))
+    changed.input[0] = other
+    if kind == "Transpose":
+        model.net.Proto().external_input.append(other)
+    with pytest.raises(AssertionError, match="output [4-9]"):
+        support.assert_same(support.run(model, blobs), expected)
+
+
+def test_other_numbers_of_steps_and_sequences(way):
+    expected = support.runs_of_other_sizes(lambda model: None)
+    support.assert_same(support.runs_of_other_sizes(support.Optimised(OF_LSTM)), expected)
+
+
+def test_no_steps_at_all(way):
+    """Gradients of 0."""
+    expected = support.run_without_steps(lambda model: None)
+    support.assert_same(support.run_without_steps(support.Optimised(OF_LSTM)), expected)
+
+
+def test_nets_of_type_dag(way):
+    """The operators wait for each other, the shared gradient of a bias too."""
+    model, blobs = support.lstm()
+    expected = support.run(model, blobs)
+    support.Optimised(OF_LSTM)(model)
+    model.net.Proto().type, model.net.Proto().num_workers = "dag", 4
+    for _ in range(20):
+        support.assert_same(support.run(model, blobs), expected)
+
+
+# Two gradients with the same dY share the sum of its rows.
+
+
+def sums(net):
+    """How often the net adds up rows by a product of its own."""
+    return sum(operator.type == "Squeeze" and operator.output[0].endswith("_sums") for operator in net.Proto().op)
+
+
+def optimised_lstm(change=lambda net: None, loss=None, monkeypatch=None):
+    """The net of an LSTM after `change`, which gives what it was without the rule."""
+    model, blobs = support.lstm()
+    change(model.net)
+    expected = support.run(model, blobs)
+    if loss is not None:
+        rule = support.rule(RULE)
+        monkeypatch.setattr(type(rule), "loss", lambda self, loop, site, sizes: "slower" if loss in site.what else None)
+    rewrite = support.Optimised(OF_LSTM, even_if_slower=loss is None)
+    rewrite(model)
+    support.assert_same(support.run(model, blobs), expected)
+    return model.net
+
+
+def test_the_gradient_of_a_bias_is_shared(way):
+    assert sums(optimised_lstm()) == 1
+
+
+def test_a_gradient_that_stays_shares_that_of_its_bias(way, monkeypatch):
+    """The first of the two, which adds it up anyway."""
+    net = optimised_lstm(loss="gates_t_w_grad", monkeypatch=monkeypatch)
+    assert outside(net) == [PRODUCT, GRADIENT] and sums(net) == 0
+
+
+def test_nothing_is_shared_with_a_gradient_that_stays(way, monkeypatch):
+    """The second one, which adds it up again."""
+    net = optimised_lstm(loss="i2h_w_grad", monkeypatch=monkeypatch)
+    assert outside(net) == [PRODUCT, GRADIENT] and sums(net) == 1
+
+
+def test_a_gradient_that_is_changed_is_added_up_anew(way):
+    assert sums(optimised_lstm(changed_between)) == 2
+
+
+def changed_gradient_of_a_bias(net):
+    """The first one's, in its place, before the second is computed."""
+    (position,) = [index for index, operator in enumerate(net.Proto().op) if "layer/i2h_w_grad" in operator.output]
+    doubled = core.CreateOperator("Scale", ["layer/gates_t_b_grad"], ["layer/gates_t_b_grad"], scale=2.0)
+    operators = [*net.Proto().op[:position], doubled, *net.Proto().op[position:]]
+    del net.Proto().op[:]
+    net.Proto().op.extend(operators)
+
+
+@pytest.mark.parametrize("loss", [None, "gates_t_w_grad"])
+def test_what_is_shared_is_what_nobody_changes(loss, way, monkeypatch):
+    net = optimised_lstm(changed_gradient_of_a_bias, loss, monkeypatch)
+    assert sums(net) == (loss is None)
+
+
+def two_products_of_a_sum():
+    """h_t = tanh(FC(x) + FC(h)): both gradients are in the loop, and are moved behind it."""
+    make = Maker()
+    x, h = make.sequence(), make.state()
+    total = make.cell.Sum([make.fc(x, "u"), make.fc(h, "v")], "total")
+    make.link(h, make.cell.Tanh(total, "h_t"))
+    return make.done()
+
+
+@pytest.mark.parametrize("loss", [None, "u_w", "v_w"])
+def test_gradients_behind_the_loop_share(loss, way, monkeypatch):
+    """Whichever of them stays."""
+    if loss is not None:
+        monkeypatch.setattr(
+            type(support.rule(RULE)), "loss", lambda self, loop, site, sizes: "slower" if loss in site.what else None
+        )
+    step_net = two_products_of_a_sum()
+    rewrite = support.Optimised(["parameter_gradients", RULE], even_if_slower=loss is None)
+    outputs, gradients = comparing.run(recurrent_net, step_net, rewrite=rewrite)
+    comparing.assert_outputs_and_gradients(step_net, outputs, gradients)
+    assert rewrite.report.counts[RULE] == (2 if loss is None else 1)
+    assert sums(rewrite.net) <= 1
+
+
+# Refusals, and what had better stay.
+
+SHAPES = {"layer/i2h_w": (16, 2), "layer/i2h": (9, 3, 16)}
+
+
+def said(shapes=SHAPES, change=lambda operator: None, **options):
+    """What the rule says about the gradient of an LSTM's product."""
+    loop = lstm_loop()
+    for operators in loop.around.values():
+        change(operators[0])
+    return why(RULE, loop, shapes, **options)
+
+
+def test_an_lstm_is_no_near_miss():
+    assert said() == [None]
+
+
+def test_weights_of_unknown_size():
+    assert said({}) == ["the size of its weights 'layer/i2h_w' is not known; give shapes"]
+
+
+def test_weights_that_are_laid_out_in_another_way():
+    expected = ["its weights 'layer/i2h_w' are laid out in another way"]
+    assert said({"layer/i2h_w": (16, 1, 2)}) == expected
+    assert said(change=lambda operator: set_argument(operator, axis_w=2)) == expected
+
+
+def test_an_axis_that_is_counted_from_the_end():
+    expected = ["its axis -1 is not counted from the first dimension on, from 1"]
+    assert said(change=lambda operator: set_argument(operator, axis=-1)) == expected
+
+
+def test_gradients_of_onednn_and_of_a_gpu_are_no_places():
+    assert said(change=onednn.on_onednn) == []
+    assert said(change=lambda operator: operator.device_option.CopyFrom(core.DeviceOption(caffe2_pb2.CUDA, 0))) == []
+
+
+@pytest.mark.parametrize("known", ["layer/i2h_w", "steps", "batch"])
+def test_a_loss_where_the_numbers_of_rows_are_not_known(known):
+    shapes = {"layer/i2h_w": SHAPES["layer/i2h_w"]}
+    if known == "steps":
+        shapes["layer/i2h"] = (9,)
+    elif known == "batch":
+        shapes["h0"] = (1, 3, 4)
+    assert said(shapes, loss=True) == ["the numbers of steps and sequences are not known; give shapes"]
+
+
+def make_up(monkeypatch, **seconds):
+    """Times of the ways: `as_it_is`, `direct`, `transposed`; the sizes that were asked about."""
+    asked = []
+    names = {None: "as_it_is", Apart(False): "direct", Apart(True): "transposed"}
+
+    def tried(size):
+        asked.append(size)
+        return {way: Seconds(0.0, seconds[name]) for way, name in names.items() if name in seconds}
+
+    monkeypatch.setattr(gradients_apart, "_tried", tried)
+    return asked
+
+
+@pytest.mark.parametrize("as_it_is, is_faster", [(1.5, True), (1.01, False), (0.9, False)])
+def test_a_loss_where_a_trial_finds_one(as_it_is, is_faster, monkeypatch):
+    asked = make_up(monkeypatch, as_it_is=as_it_is, direct=1.0)
+    assert said(loss=True) == [None if is_faster else "for [16, 27] x [27, 2] it is not faster"]
+    assert set(asked) == {Size(27, 2, 16, 3, False)}
+
+
+@pytest.mark.parametrize("fast, slow", [("direct", "transposed"), ("transposed", "direct")])
+def test_the_faster_way_is_taken(fast, slow, monkeypatch):
+    make_up(monkeypatch, **{"as_it_is": 3.0, fast: 1.0, slow: 2.0})
+    net = Net().net
+    optimize(net, [RULE])
+    assert kinds(net)["Transpose"] == (fast == "transposed")
+
+
+def test_a_trial_knows_whether_the_gradient_of_the_bias_is_there(monkeypatch):
+    asked = make_up(monkeypatch, as_it_is=3.0, direct=1.0)
+    model, _ = support.lstm()
+    optimize(model, OF_LSTM)
+    rows, outer = support.T * support.N, 4 * support.D
+    expected = {Size(rows, support.D, outer, 2, False), Size(rows, support.DIM_IN, outer, 3, True)}
+    assert set(asked) == expected
+
+
+def test_a_gradient_is_not_there_because_it_is_to_be_shared(monkeypatch):
+    """The first would be faster in parts if it had its own sums from elsewhere."""
+    monkeypatch.setattr(
+        gradients_apart,
+        "_tried",
+        lambda size: {None: Seconds(0.0, 2.0), Apart(False): Seconds(0.0, 1.0 if size.has_bias else 3.0)},
+    )
+    model, blobs = support.lstm()
+    expected = support.run(model, blobs)
+    rewrite = support.Optimised(OF_LSTM, even_if_slower=False)
+    rewrite(model)
+    assert rewrite.report.counts[RULE] == 1 and outside(model.net) == [PRODUCT, GRADIENT] and sums(model.net) == 0
+    support.assert_same(support.run(model, blobs), expected)
+
+
+@pytest.mark.parametrize("rows, tried", [(64000, 6675), (700, 700)])
+def test_a_trial_of_many_rows_is_made_with_fewer(rows, tried, monkeypatch):
+    asked = make_up(monkeypatch, as_it_is=1.0)
+    gradients_apart.seconds(Size(rows, 512, 2048, 3, False))
+    assert asked == [Size(tried, 512, 2048, 3, False)]
+
+
+def test_the_transpose_is_for_few_columns():
+    assert gradients_apart.ways(Size(9, 128, 512, 3, False)) == [None, Apart(False), Apart(True)]
+    assert gradients_apart.ways(Size(9, 129, 512, 3, False)) == [None, Apart(False)]
+
+
+@pytest.mark.parametrize("size", [Size(6, 5, 7, 2, False), Size(6, 5, 7, 3, False), Size(6, 200, 7, 3, True)], ids=str)
+def test_gradients_are_tried(size):
+    """Each way runs by itself and gives the same; nobody knows how long that takes."""
+    found = gradients_apart.seconds(size)
+    assert list(found) == gradients_apart.ways(size) and min(found.values()) > 0
+    assert found[gradients_apart.fastest(size)] == min(found.values())
+    random = np.random.RandomState(0)
+    values = {blob: random.randn(*shape).astype(np.float32) for blob, shape in gradients_apart.shapes(size).items()}
+    values["bias"] = values["dy"].sum(0)
+    for blob in ["dw", "db", "dx"][: size.results]:
+        expected, *others = [
+            result(gradients_apart.operators(size, way), values, blob) for way in gradients_apart.ways(size)
+        ]
+        for other in others:
+            assert other.shape == expected.shape and support.difference(other, expected) < support.TOLERANCE
+
+
+def test_onednn_is_compared_with_the_faster_way(monkeypatch):
+    """A gradient that MKL is to have in parts is none for oneDNN to beat as it is."""
+    make_up(monkeypatch, as_it_is=3.0, direct=1.0)
+    timed = []
+    monkeypatch.setattr(
+        products_over_steps.trial, "seconds", lambda operators, shapes: timed.append(operators) or Seconds(0.0, 1.0)
+    )
+    products_over_steps._time(products_over_steps.Size(GRADIENT, 6, 5, 7, 3), None)
+    products_over_steps._time(products_over_steps.Size(PRODUCT, 6, 5, 7, 1), None)
+    of_gradient, of_product = [[operator.type for operator in operators] for operators in timed]
+    assert GRADIENT not in of_gradient and of_gradient.count("MatMul") == 3
+    assert of_product == [PRODUCT]
