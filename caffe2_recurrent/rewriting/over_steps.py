@@ -8,12 +8,11 @@ any other blob of the step           linked to a buffer of its own
 from typing import Callable, NamedTuple, Union
 
 from caffe2_recurrent.loop import Loop
-from caffe2_recurrent.operators import new_operator
-from caffe2_recurrent.rewriting import dataflow
+from caffe2_recurrent.rewriting import dataflow, state_slices
 from caffe2_recurrent.wiring import Link
 
-# Slices 0..T-1 and 1..T of T + 1; -1 is the end, -2 one before it.
-SLICES = {0: ([0, 0, 0], [-2, -1, -1]), 1: ([1, 0, 0], [-1, -1, -1])}
+# Slices 0..T-1 and 1..T of T + 1, by the first of them.
+SLICES = (0, 1)
 
 
 class OverSteps(NamedTuple):
@@ -108,7 +107,6 @@ def _sliced(loop: Loop, link: Link) -> str:
         loop.gradient.others.append(link.outer)
     elif link.outer not in loop.outputs:
         loop.outputs.insert(len(loop.outputs) - 1, link.outer)
-    starts, ends = SLICES[link.offset]
     target = loop.new_blob(link.outer + ("_before" if link.offset == 0 else "_after"))
-    loop.after_gradient.append(new_operator("Slice", [link.outer], [target], loop.forward, starts=starts, ends=ends))
+    loop.after_gradient.append(state_slices.operator(loop, link.outer, target, link.offset))
     return target
