@@ -5,6 +5,7 @@ from caffe2.python import workspace
 
 import rewriting_support as support
 from caffe2_recurrent import optimize
+from caffe2_recurrent.rewriting import vectorised
 from caffe2_recurrent.rewriting.lstm_forms import FORMS, ByKind, BySigmoid, ByTanh, WithoutCandidate
 from caffe2_recurrent.rewriting.rules import lstm_unit
 from caffe2_recurrent.rewriting.trial import Seconds
@@ -40,9 +41,11 @@ OPTIONS = {
 }
 
 
+@pytest.mark.parametrize("multiplies", [True, False], ids=["ATen's products", "Caffe2's products"])
 @pytest.mark.parametrize("rules", [[RULE], None], ids=["by itself", "all rules"])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
-def test_values_and_gradients(form, options, rules):
+def test_values_and_gradients(form, options, rules, multiplies, monkeypatch):
+    monkeypatch.setattr(vectorised, "aten_multiplies_faster", lambda elements: multiplies)
     expected = support.run(*support.lstm(**options))
     workspace.ResetWorkspace()
     model, blobs = support.lstm(**options)
@@ -50,6 +53,9 @@ def test_values_and_gradients(form, options, rules):
     rewrite(model)
     assert rewrite.report.counts[RULE] == 1
     assert ("sigmoid" in kinds(model.net)) == (form is not ByTanh)
+    atens = [operator for operator in support.step(model.net).op if operator.type == "ATen"]
+    of_aten = [operator.output[0] for operator in atens if b"mul" in [given.s for given in operator.arg]]
+    assert [blob.split("_")[-1] for blob in of_aten] == (["kept", "added"] if multiplies else [])
     support.assert_same(support.run(model, blobs), expected)
 
 

@@ -670,7 +670,7 @@ def test_executor_threads_turns_the_executor_off_for_large_states(monkeypatch):
 
 
 @pytest.mark.parametrize("steps, tried", [(9, 9), (50, 50), (70, 50)])
-@pytest.mark.parametrize("without, state", [(0.5, OFF), (1.04, OFF), (1.06, ON)])
+@pytest.mark.parametrize("without, state", [(0.5, OFF), (1.19, OFF), (1.21, ON)])
 def test_executor_threads_goes_by_a_trial(steps, tried, without, state, monkeypatch):
     seen = []
 

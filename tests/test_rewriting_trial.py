@@ -157,6 +157,34 @@ def test_what_a_trial_says_of_additions(atens, own, faster, monkeypatch):
     assert vectorised._aten_adds_faster.__wrapped__(3, 7) is faster
 
 
+@pytest.mark.parametrize("atens, own, faster", [(1.0, 1.2, True), (1.0, 1.05, False), (2.0, 1.0, False)])
+def test_what_a_trial_says_of_products(atens, own, faster, monkeypatch):
+    """In a step, a little less is nothing gained."""
+
+    def seconds(operators, shapes):
+        operator, *others = operators
+        assert list(shapes.values()) == [(7,), (7,)] and list(operator.input) == list(shapes)
+        assert others == (vectorised.IN_A_ROW - 1) * [operator]
+        return Seconds(0.0, atens if operator.type == "ATen" else own)
+
+    monkeypatch.setattr(trial, "seconds", seconds)
+    assert vectorised.aten_multiplies_faster.__wrapped__(7) is faster
+
+
+def test_a_product_of_unknown_size_is_caffe2s(monkeypatch):
+    monkeypatch.setattr(vectorised, "aten_multiplies_faster", lambda elements: True)
+    loop = trial.lone_loop(["x", "y"])
+    emitter = Emitter(loop, loop.forward, "x")
+    for elements in (None, 7):
+        vectorised.emit_product(emitter, ["x", "y"], "made", elements)
+    assert [operator.type for operator in emitter.operators] == ["Mul", "ATen"]
+
+
+def test_both_products_run():
+    with leaving_no_trace():
+        assert vectorised.aten_multiplies_faster.__wrapped__(50) in (True, False)
+
+
 def test_no_trial_of_additions(monkeypatch):
     """Where the number of rows is not known, or there is no ATen."""
     monkeypatch.setattr(vectorised, "_aten_adds_faster", lambda rows, columns: True)

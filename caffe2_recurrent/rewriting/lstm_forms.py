@@ -64,12 +64,16 @@ class Form(abc.ABC):
 
     def gradients(self, emitter: Emitter, of_hidden: str, of_cell: str, cell_factor: str) -> Tuple[str, str]:
         """The gradients of the new states to multiply the factors with: of the hidden, and of the cell through both."""
-        through_hidden = emitter.new("Mul", [of_hidden, cell_factor], "through_hidden")
+        through_hidden = self.product(emitter, of_hidden, cell_factor, "through_hidden")
         return of_hidden, emitter.new("Sum", [of_cell, through_hidden], "cell_total")
 
     def bounded(self, emitter: Emitter, cell: str) -> str:
         """tanh of the new state."""
         return vectorised.emit(emitter, vectorised.TANH, cell, "bounded", self._elements)
+
+    def product(self, emitter: Emitter, one: str, other: str, name: str) -> str:
+        """Of two blobs `[1, N, D]`, into a new one."""
+        return vectorised.emit_product(emitter, [one, other], name, self._elements)
 
     def _activated(self, emitter: Emitter, kind: str, scaled: str, name: str = "squashed", gates: int = 4) -> str:
         elements = None if self._elements is None else gates * self._elements
@@ -123,7 +127,7 @@ class ByTanh(Form):
 
     def gradients(self, emitter: Emitter, of_hidden: str, of_cell: str, cell_factor: str) -> Tuple[str, str]:
         quarter = emitter.new("Scale", [of_hidden], "hidden_quarter", scale=0.25)
-        through_hidden = emitter.new("Mul", [quarter, cell_factor], "through_hidden")
+        through_hidden = self.product(emitter, quarter, cell_factor, "through_hidden")
         return quarter, emitter.new("WeightedSum", [of_cell, self._quarter, through_hidden, self._one], "cell_quarter")
 
 

@@ -66,8 +66,8 @@ def emit_step(
     emitter: Emitter, unit: Unit, form: Form, opened: Opened, mask: Optional[str], drop: bool, keep_factors: bool
 ) -> Optional[Factors]:
     """The new states, and the factors if they are to be kept; past the end of a sequence the old ones, or 0."""
-    kept = emitter.new("Mul", [opened.forget, unit.cell_prev], "kept")
-    added = emitter.new("Mul", [opened.input, opened.candidate], "added")
+    kept = form.product(emitter, opened.forget, unit.cell_prev, "kept")
+    added = form.product(emitter, opened.input, opened.candidate, "added")
     cell = unit.cell if mask is None else emitter.blob("new")
     form.emit_cell(emitter, opened, kept, added, cell)
     bounded = form.bounded(emitter, cell)
@@ -111,7 +111,7 @@ def emit_backward(
         emitter.add("Mul", [total, factors.forget], gradient.of_cell_prev)
         emitter.add("ConstantFill", [gradient.of_hidden], gradient.of_hidden_prev, value=0.0)
     else:
-        inside = emitter.new("Mul", [total, factors.forget], "through_cell")
+        inside = form.product(emitter, total, factors.forget, "through_cell")
         outside = emitter.new("Sub", [gradient.of_cell, of_cell], "cell_outside")
         emitter.add("Sum", [inside, outside], gradient.of_cell_prev)
         emitter.add("Sub", [gradient.of_hidden, of_hidden], gradient.of_hidden_prev)
