@@ -333,10 +333,10 @@ def test_a_gradient_is_not_there_because_it_is_to_be_shared(monkeypatch):
     support.assert_same(support.run(model, blobs), expected)
 
 
-@pytest.mark.parametrize("rows, tried", [(64000, 6675), (700, 700)])
+@pytest.mark.parametrize("rows, tried", [(64000, 1907), (700, 700)])
 def test_a_trial_of_many_rows_is_made_with_fewer(rows, tried, monkeypatch):
     asked = make_up(monkeypatch, as_it_is=1.0)
-    gradients_apart.seconds(Size(rows, 512, 2048, 3, False))
+    assert gradients_apart.seconds(Size(rows, 512, 2048, 3, False)) == {None: pytest.approx(rows / tried)}
     assert asked == [Size(tried, 512, 2048, 3, False)]
 
 
@@ -365,12 +365,6 @@ def test_gradients_are_tried(size):
 def test_onednn_is_compared_with_the_faster_way(monkeypatch):
     """A gradient that MKL is to have in parts is none for oneDNN to beat as it is."""
     make_up(monkeypatch, as_it_is=3.0, direct=1.0)
-    timed = []
-    monkeypatch.setattr(
-        products_over_steps.trial, "seconds", lambda operators, shapes: timed.append(operators) or Seconds(0.0, 1.0)
-    )
-    products_over_steps._time(products_over_steps.Size(GRADIENT, 6, 5, 7, 3), None)
-    products_over_steps._time(products_over_steps.Size(PRODUCT, 6, 5, 7, 1), None)
-    of_gradient, of_product = [[operator.type for operator in operators] for operators in timed]
-    assert GRADIENT not in of_gradient and of_gradient.count("MatMul") == 3
-    assert of_product == [PRODUCT]
+    monkeypatch.setattr(products_over_steps.trial, "seconds", lambda operators, shapes: Seconds(0.0, 2.0))
+    assert products_over_steps._time(products_over_steps.Size(GRADIENT, 6, 5, 7, 3), None).step == 1.0
+    assert products_over_steps._time(products_over_steps.Size(PRODUCT, 6, 5, 7, 1), None).step == 2.0

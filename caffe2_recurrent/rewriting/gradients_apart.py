@@ -29,6 +29,8 @@ class Apart(NamedTuple):
 
 # Columns of X up to which the transpose was faster where it was measured.
 FEW_COLUMNS = 128
+# Multiplications in a trial.
+ENOUGH = 2e9
 
 
 class Size(NamedTuple):
@@ -87,10 +89,10 @@ def fastest(size: Size) -> Optional[Apart]:
 
 
 def seconds(size: Size) -> Dict[Optional[Apart], float]:
-    found: Dict[Optional[Apart], trial.Seconds] = _tried(
-        size._replace(rows=trial.rows_to_try(size.rows, size.inner, size.outer))
-    )
-    return {way: tried.step for way, tried in found.items()}
+    """By the way; in proportion where there are more rows than a trial needs."""
+    rows = trial.rows_to_try(size.rows, size.inner, size.outer, ENOUGH)
+    found: Dict[Optional[Apart], trial.Seconds] = _tried(size._replace(rows=rows))
+    return {way: tried.step * size.rows / rows for way, tried in found.items()}
 
 
 def operators(size: Size, way: Optional[Apart]) -> List[caffe2_pb2.OperatorDef]:

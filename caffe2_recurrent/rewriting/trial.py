@@ -30,8 +30,6 @@ ENOUGH = 3e-4
 MOST_RUNS = 100
 # Seconds after which few rounds must do.
 MOST = 0.1
-# Multiplications of a product that are enough to try it.
-MULTIPLICATIONS = 7e9
 
 Operators = Sequence[caffe2_pb2.OperatorDef]
 
@@ -110,9 +108,9 @@ def forget() -> None:
         cached.cache_clear()
 
 
-def rows_to_try(rows: int, inner: int, outer: int) -> int:
-    """As many of the `rows` rows as a trial needs of a product with `[inner, outer]`; time is in proportion to them."""
-    return min(rows, max(1, int(MULTIPLICATIONS / (inner * outer))))
+def rows_to_try(rows: int, inner: int, outer: int, enough: float) -> int:
+    """As many of `rows` rows as make `enough` multiplications with `[inner, outer]`; time is in proportion to them."""
+    return min(rows, max(1, int(enough / (inner * outer))))
 
 
 def lone_loop(names: Iterable[str]) -> Loop:

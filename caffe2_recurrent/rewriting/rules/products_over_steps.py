@@ -13,6 +13,9 @@ from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.step_products import GAIN, weights_shape
 from caffe2_recurrent.sizes import Shape, Sizes
 
+# Multiplications in a trial.
+ENOUGH = 7e9
+
 
 class Size(NamedTuple):
     """An operator `kind` over `rows` rows of `inner` elements, with weights `[outer, inner]`, that makes `results`."""
@@ -114,7 +117,7 @@ def fastest(size: Size) -> Layout:
 
 def seconds(size: Size, layout: Optional[Layout]) -> float:
     """The time of such a product by itself: in a layout of oneDNN's, or by MKL if that is None."""
-    rows = trial.rows_to_try(size.rows, size.inner, size.outer)
+    rows = trial.rows_to_try(size.rows, size.inner, size.outer, ENOUGH)
     found: Dict[Optional[Layout], trial.Seconds] = _tried(size._replace(rows=rows))
     return found[layout].step
 
@@ -130,14 +133,11 @@ def _time(size: Size, layout: Optional[Layout]) -> trial.Seconds:
     shapes: Dict[str, Shape] = {"x": (size.rows, size.inner), "w": (size.outer, size.inner), **third}
     outputs = ["y"] if size.kind == PRODUCT else ["dw", "db", "dx"][: size.results]
     operator = caffe2_pb2.OperatorDef(type=size.kind, input=list(shapes), output=outputs)
+    if layout is None and size.kind == PRODUCT:
+        return trial.seconds([operator], shapes)
     if layout is None:
-        return trial.seconds([operator] if size.kind == PRODUCT else _gradient_by_mkl(size), shapes)
+        by_mkl = gradients_apart.Size(size.rows, size.inner, size.outer, size.results, False)
+        return trial.Seconds(0.0, min(gradients_apart.seconds(by_mkl).values()))
     loop = trial.lone_loop([*shapes, *outputs])
     plain = Layout(size.inner, size.outer)
     return trial.seconds(onednn_over_steps.in_a_net(loop, operator, plain, layout, size.rows), shapes)
-
-
-def _gradient_by_mkl(size: Size) -> Sequence[caffe2_pb2.OperatorDef]:
-    """In parts, where that is faster."""
-    in_parts = gradients_apart.Size(size.rows, size.inner, size.outer, size.results, False)
-    return gradients_apart.operators(in_parts, gradients_apart.fastest(in_parts))
