@@ -7,6 +7,7 @@ import comparing
 from caffe2_recurrent import recurrent_net
 from caffe2_recurrent.rewriting.net_products import GRADIENT, PRODUCT
 from step_nets import D, Maker, N, T
+from test_rewriting_rules import lstm_loop, why
 
 
 class Net:
@@ -70,3 +71,14 @@ def changed_between(net):
     operators = [*net.Proto().op[: position + 1], doubled, *net.Proto().op[position + 1 :]]
     del net.Proto().op[:]
     net.Proto().op.extend(operators)
+
+
+SHAPES = {"layer/i2h_w": (16, 2), "layer/i2h": (9, 3, 16)}
+
+
+def said(rule, shapes=SHAPES, change=lambda operator: None, **options):
+    """What a rule says about the product of an LSTM, if it is about products, and about its gradient."""
+    loop = lstm_loop()
+    for operators in loop.around.values():
+        change(operators[0])
+    return why(rule, loop, shapes, **options)

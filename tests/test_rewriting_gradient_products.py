@@ -4,20 +4,19 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from caffe2.proto import caffe2_pb2
 from caffe2.python import core, workspace
 
 import comparing
 import rewriting_support as support
 from caffe2_recurrent import optimize, recurrent_net
-from caffe2_recurrent.rewriting import gradients_apart, onednn
+from caffe2_recurrent.rewriting import gradients_apart
 from caffe2_recurrent.rewriting.gradients_apart import Apart, Size
 from caffe2_recurrent.rewriting.rules import products_over_steps
 from caffe2_recurrent.rewriting.trial import Seconds, result
-from net_products_support import GRADIENT, PRODUCT, Net, changed_between, outside, without_the_gradient_of_x
+from net_products_support import GRADIENT, PRODUCT, Net, changed_between, outside, said, without_the_gradient_of_x
 from onednn_support import EVERY_CELL, assert_cell
 from step_nets import Maker, N, T
-from test_rewriting_rules import EVERY_STEP_NET, lstm_loop, set_argument, why
+from test_rewriting_rules import EVERY_STEP_NET
 
 RULE = "gradient_products"
 MOVED = ["sequence_operators", "parameter_gradients", RULE]
@@ -236,49 +235,9 @@ def test_gradients_behind_the_loop_share(loss, way, monkeypatch):
 
 # Refusals, and what had better stay.
 
-SHAPES = {"layer/i2h_w": (16, 2), "layer/i2h": (9, 3, 16)}
-
-
-def said(shapes=SHAPES, change=lambda operator: None, **options):
-    """What the rule says about the gradient of an LSTM's product."""
-    loop = lstm_loop()
-    for operators in loop.around.values():
-        change(operators[0])
-    return why(RULE, loop, shapes, **options)
-
 
 def test_an_lstm_is_no_near_miss():
-    assert said() == [None]
-
-
-def test_weights_of_unknown_size():
-    assert said({}) == ["the size of its weights 'layer/i2h_w' is not known; give shapes"]
-
-
-def test_weights_that_are_laid_out_in_another_way():
-    expected = ["its weights 'layer/i2h_w' are laid out in another way"]
-    assert said({"layer/i2h_w": (16, 1, 2)}) == expected
-    assert said(change=lambda operator: set_argument(operator, axis_w=2)) == expected
-
-
-def test_an_axis_that_is_counted_from_the_end():
-    expected = ["its axis -1 is not counted from the first dimension on, from 1"]
-    assert said(change=lambda operator: set_argument(operator, axis=-1)) == expected
-
-
-def test_gradients_of_onednn_and_of_a_gpu_are_no_places():
-    assert said(change=onednn.on_onednn) == []
-    assert said(change=lambda operator: operator.device_option.CopyFrom(core.DeviceOption(caffe2_pb2.CUDA, 0))) == []
-
-
-@pytest.mark.parametrize("known", ["layer/i2h_w", "steps", "batch"])
-def test_a_loss_where_the_numbers_of_rows_are_not_known(known):
-    shapes = {"layer/i2h_w": SHAPES["layer/i2h_w"]}
-    if known == "steps":
-        shapes["layer/i2h"] = (9,)
-    elif known == "batch":
-        shapes["h0"] = (1, 3, 4)
-    assert said(shapes, loss=True) == ["the numbers of steps and sequences are not known; give shapes"]
+    assert said(RULE) == [None]
 
 
 def make_up(monkeypatch, **seconds):
@@ -297,7 +256,7 @@ def make_up(monkeypatch, **seconds):
 @pytest.mark.parametrize("as_it_is, is_faster", [(1.5, True), (1.01, False), (0.9, False)])
 def test_a_loss_where_a_trial_finds_one(as_it_is, is_faster, monkeypatch):
     asked = make_up(monkeypatch, as_it_is=as_it_is, direct=1.0)
-    assert said(loss=True) == [None if is_faster else "for [16, 27] x [27, 2] it is not faster"]
+    assert said(RULE, loss=True) == [None if is_faster else "for [16, 27] x [27, 2] it is not faster"]
     assert set(asked) == {Size(27, 2, 16, 3, False)}
 
 

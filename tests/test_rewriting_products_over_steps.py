@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from caffe2.proto import caffe2_pb2
-from caffe2.python import core, workspace
+from caffe2.python import workspace
 
 import comparing
 import rewriting_support as support
@@ -15,10 +14,18 @@ from caffe2_recurrent.rewriting.onednn_over_steps import Layout, layouts
 from caffe2_recurrent.rewriting.rules import products_over_steps
 from caffe2_recurrent.rewriting.rules.products_over_steps import Size
 from caffe2_recurrent.rewriting.trial import Seconds
-from net_products_support import GRADIENT, PRODUCT, Net, changed_between, outside, without_the_gradient_of_x
+from net_products_support import (
+    GRADIENT,
+    PRODUCT,
+    Net,
+    changed_between,
+    outside,
+    said,
+    without_the_gradient_of_x,
+)
 from onednn_support import EVERY_CELL, assert_cell, assert_placed, in_ifs, inner_nets
 from step_nets import D, Maker, N, T
-from test_rewriting_rules import EVERY_STEP_NET, lstm_loop, set_argument, why
+from test_rewriting_rules import EVERY_STEP_NET
 
 RULE = "products_over_steps"
 MOVED = ["sequence_operators", "parameter_gradients", RULE]
@@ -184,47 +191,14 @@ def test_other_numbers_of_steps_and_sequences():
 
 # Refusals, and what had better stay.
 
-SHAPES = {"layer/i2h_w": (16, 2), "layer/i2h": (9, 3, 16)}
-
-
-def said(shapes=SHAPES, change=lambda operator: None, **options):
-    """What the rule says about the product of an LSTM and its gradient."""
-    loop = lstm_loop()
-    for operators in loop.around.values():
-        change(operators[0])
-    return why(RULE, loop, shapes, **options)
-
 
 def test_an_lstm_is_no_near_miss():
-    assert said() == [None, None]
+    assert said(RULE) == [None, None]
 
 
 def test_without_onednn(monkeypatch):
     monkeypatch.setattr(onednn, "is_missing", lambda: True)
-    assert said() == ["this Caffe2 has no oneDNN"] * 2
-
-
-def test_weights_of_unknown_size():
-    assert said({}) == ["the size of its weights 'layer/i2h_w' is not known; give shapes"] * 2
-
-
-def test_weights_that_are_laid_out_in_another_way():
-    expected = ["its weights 'layer/i2h_w' are laid out in another way"] * 2
-    assert said({"layer/i2h_w": (16, 1, 2)}) == expected
-    assert said(change=lambda operator: set_argument(operator, axis_w=2)) == expected
-
-
-def test_an_axis_that_is_counted_from_the_end():
-    expected = ["its axis -1 is not counted from the first dimension on, from 1"] * 2
-    assert said(change=lambda operator: set_argument(operator, axis=-1)) == expected
-
-
-def test_products_of_onednn_are_no_places():
-    assert said(change=onednn.on_onednn) == []
-
-
-def test_products_of_a_gpu_are_no_places():
-    assert said(change=lambda operator: operator.device_option.CopyFrom(core.DeviceOption(caffe2_pb2.CUDA, 0))) == []
+    assert said(RULE) == ["this Caffe2 has no oneDNN"] * 2
 
 
 def test_what_is_around_a_loop():
@@ -234,16 +208,6 @@ def test_what_is_around_a_loop():
         assert sorted(loop.around) == [0, len(net.Proto().op) - 1]
         for position, (copy,) in loop.around.items():
             assert copy == net.Proto().op[position] and copy is not net.Proto().op[position]
-
-
-@pytest.mark.parametrize("known", ["layer/i2h_w", "steps", "batch"])
-def test_a_loss_where_the_numbers_of_rows_are_not_known(known):
-    shapes = {"layer/i2h_w": SHAPES["layer/i2h_w"]}
-    if known == "steps":
-        shapes["layer/i2h"] = (9,)
-    elif known == "batch":
-        shapes["h0"] = (1, 3, 4)
-    assert said(shapes, loss=True) == ["the numbers of steps and sequences are not known; give shapes"] * 2
 
 
 @pytest.mark.parametrize(
@@ -260,7 +224,7 @@ def test_a_loss_where_a_trial_finds_one(as_it_is, faster, monkeypatch):
 
     monkeypatch.setattr(products_over_steps, "seconds", seconds)
     slower = "for [27, 2] x [2, 16] oneDNN is not faster"
-    assert said(loss=True) == [None if gain else slower for gain in faster]
+    assert said(RULE, loss=True) == [None if gain else slower for gain in faster]
     assert set(seen) == {Size(PRODUCT, 27, 2, 16, 1), Size(GRADIENT, 27, 2, 16, 3)}
 
 
