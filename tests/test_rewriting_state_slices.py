@@ -25,7 +25,7 @@ def test_slices(steps, first, way):
 @EVERY_WAY
 def test_the_gradients_of_an_lstm(way, monkeypatch):
     """In several runs of other sizes: no view is of what was there before."""
-    monkeypatch.setattr(state_slices, "_fastest", lambda: way)
+    monkeypatch.setattr(state_slices, "_first_that_runs", lambda: way)
     expected = support.runs_of_other_sizes(lambda model: None)
     support.assert_same(support.runs_of_other_sizes(support.Optimised([RULE])), expected)
     expected = support.run_without_steps(lambda model: None)
@@ -34,7 +34,7 @@ def test_the_gradients_of_an_lstm(way, monkeypatch):
 
 def test_a_wrong_slice_is_seen(monkeypatch):
     monkeypatch.setattr(
-        state_slices, "_fastest", lambda: lambda loop, s, t, first: state_slices._by_copy(loop, s, t, 1 - first)
+        state_slices, "_first_that_runs", lambda: lambda loop, s, t, first: state_slices._by_copy(loop, s, t, 1 - first)
     )
     expected = support.runs_of_other_sizes(lambda model: None)
     with pytest.raises(AssertionError, match="output"):
@@ -71,6 +71,6 @@ def test_views_that_caffe2_does_not_know(monkeypatch):
     trial.forget()
     monkeypatch.setattr(state_slices, "WAYS", (unknown, state_slices._by_copy))
     before = set(workspace.Blobs())
-    assert state_slices._fastest() is state_slices._by_copy
+    assert state_slices._first_that_runs() is state_slices._by_copy
     assert set(workspace.Blobs()) == before
     trial.forget()

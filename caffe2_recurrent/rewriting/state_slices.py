@@ -3,7 +3,7 @@
 Of ATen's, older Caffe2s know `slice`, and newer ones, since its ends have been optional, `tensor_split`.
 """
 
-from typing import Callable, Optional, Tuple
+from typing import Callable, Tuple
 
 import numpy as np
 from caffe2.proto import caffe2_pb2
@@ -18,7 +18,7 @@ Way = Callable[[Loop, str, str, int], caffe2_pb2.OperatorDef]
 
 def operator(loop: Loop, source: str, target: str, first: int) -> caffe2_pb2.OperatorDef:
     """`target` is what `source` has from slice `first` on: 0, without the last one, or 1."""
-    way: Way = _by_copy if aten_is_missing() else _fastest()
+    way: Way = _by_copy if aten_is_missing() else _first_that_runs()
     return way(loop, source, target, first)
 
 
@@ -46,15 +46,15 @@ WAYS: Tuple[Way, ...] = (_by_tensor_split, _by_slice, _by_copy)
 
 
 @trial.remembered
-def _fastest() -> Way:
+def _first_that_runs() -> Way:
     return next(way for way in WAYS if _runs(way))
 
 
 def _runs(way: Way) -> bool:
     whole = np.zeros((3, 1, 1), np.float32)
     try:
-        found: Optional[np.ndarray] = trial.result([way(trial.lone_loop(["s", "t"]), "s", "t", 1)], {"s": whole}, "t")
+        trial.result([way(trial.lone_loop(["s", "t"]), "s", "t", 1)], {"s": whole}, "t")
     except RuntimeError:
         # There is no list of the operators of ATen that Caffe2 knows.
         return False
-    return found is not None and found.shape == (2, 1, 1)
+    return True

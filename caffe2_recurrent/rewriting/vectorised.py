@@ -2,7 +2,7 @@
 
 ATen's tanh is MKL's, which is the fastest on Intel's processors and three times as slow as Caffe2's on one of AMD's.
 Caffe2's products are MKL's: after `torch.set_num_threads`, which has MKL use all threads however few the elements are,
-ATen's take two thirds of their time for some thousands.
+ATen's take three quarters of their time for two thousand.
 """
 
 import functools

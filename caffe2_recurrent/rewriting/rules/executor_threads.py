@@ -20,8 +20,8 @@ from caffe2_recurrent.sizes import Shape, Sizes
 # executor gains nothing with states of this size; with two, an LSTM of 32 x 256 trains in half the time without it.
 MANY_ELEMENTS = 8192
 # A trial must be faster by this factor with the executor for it to stay: what its thread takes to wake up varies, and
-# is more when the machine is busy. Where OpenMP's number of threads is set by `torch.set_num_threads` alone, trials of
-# one loop were faster by 0.6 to 1.2, and a net that kept it after such a one took 15 ms in place of 9.
+# is more when the machine is busy. With threads set by `torch.set_num_threads` alone, trials of the same loop said 0.6
+# to 1.2 times as fast, and once a net took 15 ms in place of 9.
 GAIN = 1.2
 # Steps of a trial; with more, time is in proportion to them.
 ENOUGH = 50
