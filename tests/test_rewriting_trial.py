@@ -204,7 +204,7 @@ def test_both_operators_run(kind):
         assert vectorised.aten_is_faster.__wrapped__(kind, 50) in (True, False)
 
 
-def taking_turns(monkeypatch, candidates):
+def taking_turns(monkeypatch, candidates, steps=None):
     """What a trial finds of candidates, each given by the seconds of its turns, and which had a turn when.
 
     A second of a step takes a second.
@@ -221,7 +221,8 @@ def taking_turns(monkeypatch, candidates):
         return run
 
     monkeypatch.setattr(trial.time, "perf_counter", lambda: now[0])
-    return trial.in_turn({name: candidate(name, list(turns)) for name, turns in candidates.items()}), "".join(seen)
+    made = {name: candidate(name, list(turns)) for name, turns in candidates.items()}
+    return trial.in_turn(made, steps), "".join(seen)
 
 
 def test_candidates_take_turns(monkeypatch):
@@ -234,6 +235,16 @@ def test_what_is_clearly_slower_has_one_turn(monkeypatch):
     candidates = {"a": [(0, 0.2)] * 3, "b": [(5, 0.31)], "c": [(0, 0.3), (0, 0.2), (0, 0.1)]}
     found, seen = taking_turns(monkeypatch, candidates)
     assert found == {"a": (0, 0.2), "b": (5, 0.31), "c": (0, 0.1)} and seen == "abc" + "ac" * (trial.TURNS - 1)
+
+
+def test_what_is_done_once_counts_for_each_step(monkeypatch):
+    """Who has much of it is no faster than who has long steps."""
+    candidates = {"a": [(0, 0.9)] * 3, "b": [(20, 0.5), (8, 0.5), (9, 0.5)]}
+    found, seen = taking_turns(monkeypatch, candidates, steps=10)
+    assert found == {"a": (0, 0.9), "b": (20, 0.5)} and seen == "ab"
+    candidates = {"a": [(0, 0.4)] * 3, "b": [(2, 0.2), (3, 0.2), (1, 0.2)]}
+    found, seen = taking_turns(monkeypatch, candidates, steps=10)
+    assert found == {"a": (0, 0.4), "b": (1, 0.2)} and seen == "ab" * trial.TURNS
 
 
 def test_short_trials_have_more_turns(monkeypatch):

@@ -6,7 +6,7 @@ nets tend to have several loops of a size.
 
 import functools
 import time
-from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 
 import numpy as np
 from caffe2.proto import caffe2_pb2
@@ -70,19 +70,24 @@ def result(operators: Operators, values: Mapping[str, np.ndarray], blob: str) ->
         return workspace.FetchBlob(blob)
 
 
-def in_turn(candidates: Mapping[Any, Callable[[], Seconds]]) -> Dict[Any, Seconds]:
+def in_turn(candidates: Mapping[Any, Callable[[], Seconds]], steps: Optional[int] = None) -> Dict[Any, Seconds]:
     """The best times of all candidates, which are functions that time themselves once.
 
     There are more turns while they take next to no time, and fewer after a long one. The clearly slow are left out from
-    the third turn on, or from the second if turns take their time; when one is left, it has won.
+    the third turn on, or from the second if turns take their time; when one is left, it has won. What counts is a step,
+    with its share of what is done once if there are so many `steps`.
     """
+
+    def cost(name: Any) -> float:
+        return found[name].step if steps is None else found[name].of_step(steps)
+
     start = time.perf_counter()
     found = {name: candidate() for name, candidate in candidates.items()}
     close, turns, taken = list(candidates), 1, time.perf_counter() - start
     while taken <= LONG and (turns < TURNS or taken < SHORT):
         if turns > 1 or taken > SHORT:
-            least = min(seconds.step for seconds in found.values())
-            close = [name for name in close if found[name].step <= CLOSE * least]
+            least = min(map(cost, found))
+            close = [name for name in close if cost(name) <= CLOSE * least]
         if len(close) < 2:
             break
         for name in close:

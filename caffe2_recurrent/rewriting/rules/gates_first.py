@@ -202,7 +202,8 @@ def _renamed(region: Region, result: str) -> Tuple[bytes, ...]:
 @trial.remembered
 def _tried(size: Size) -> Dict[bool, trial.Seconds]:
     """Gates first, or as it is."""
-    return trial.in_turn({is_first: functools.partial(_seconds, size, is_first) for is_first in (True, False)})
+    candidates = {is_first: functools.partial(_seconds, size, is_first) for is_first in (True, False)}
+    return trial.in_turn(candidates, size.steps)
 
 
 def _seconds(size: Size, is_first: bool) -> trial.Seconds:

@@ -183,7 +183,8 @@ def _size(loop: Loop, site: Site, sizes: Sizes) -> Optional[Size]:
 @trial.remembered
 def _tried(size: Size) -> Dict[bool, trial.Seconds]:
     """Joined or apart."""
-    return trial.in_turn({is_joined: functools.partial(_seconds, size, is_joined) for is_joined in (True, False)})
+    candidates = {is_joined: functools.partial(_seconds, size, is_joined) for is_joined in (True, False)}
+    return trial.in_turn(candidates, size.steps)
 
 
 def _seconds(size: Size, is_joined: bool) -> trial.Seconds:

@@ -201,9 +201,8 @@ def _emit_both_steps(emitter: Emitter, unit: Unit, form: Form, opened: Opened, t
 @trial.remembered
 def _tried_behind(product: Behind, size: int, other: MakeForm, trains: bool) -> Dict[MakeForm, trial.Seconds]:
     """`ByKind` and another form."""
-    return trial.in_turn(
-        {form: functools.partial(_seconds_behind, product, form, size, trains) for form in (ByKind, other)}
-    )
+    candidates = {form: functools.partial(_seconds_behind, product, form, size, trains) for form in (ByKind, other)}
+    return trial.in_turn(candidates, product.steps)
 
 
 def _seconds_behind(product: Behind, form: MakeForm, size: int, trains: bool) -> trial.Seconds:
