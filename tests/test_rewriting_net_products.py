@@ -42,7 +42,7 @@ def test_products_of_onednn_and_of_a_gpu_are_no_places(rule, places):
 @pytest.mark.parametrize("known", ["layer/i2h_w", "steps", "batch"])
 def test_a_loss_where_the_numbers_of_rows_are_not_known(rule, places, known, monkeypatch):
     # As torch 1.7's oneDNN has it, products of these sizes would be refused.
-    monkeypatch.setattr(separate_rows, "over_steps", lambda inner, outer: True)
+    monkeypatch.setattr(separate_rows, "over_steps", lambda layout: True)
     shapes = {"layer/i2h_w": SHAPES["layer/i2h_w"]}
     if known == "steps":
         shapes["layer/i2h"] = (9,)

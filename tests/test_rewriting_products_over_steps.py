@@ -9,7 +9,7 @@ import rewriting_support as support
 from caffe2_recurrent import optimize, recurrent_net
 from caffe2_recurrent.loop import read_loops
 from caffe2_recurrent.operators import is_on_onednn
-from caffe2_recurrent.rewriting import onednn, onednn_over_steps, separate_rows
+from caffe2_recurrent.rewriting import onednn, onednn_convolutions, onednn_over_steps, separate_rows
 from caffe2_recurrent.rewriting.onednn_over_steps import Layout, layouts
 from caffe2_recurrent.rewriting.rules import products_over_steps
 from caffe2_recurrent.rewriting.rules.products_over_steps import Size
@@ -34,7 +34,7 @@ MOVED = ["sequence_operators", "parameter_gradients", RULE]
 @pytest.fixture(autouse=True)
 def every_size(monkeypatch):
     """Also those at which torch 1.7's oneDNN would spread what is no number; here all are numbers."""
-    monkeypatch.setattr(separate_rows, "over_steps", lambda inner, outer: True)
+    monkeypatch.setattr(separate_rows, "over_steps", lambda layout: True)
 
 
 def assert_kept(rules=(RULE,), gone=(), **options):
@@ -254,7 +254,8 @@ def test_products_are_tried(size):
 # Layouts of gradients.
 
 
-def test_layouts():
+def test_layouts(monkeypatch):
+    monkeypatch.setattr(onednn, "ways", lambda: (onednn.INNER_PRODUCT,))
     assert layouts(PRODUCT, 40, 100) == [Layout(40, 100)]
     assert layouts(GRADIENT, 40, 3200) == [Layout(40, 3200), Layout(48, 3200)]
     assert layouts(GRADIENT, 256, 400) == [Layout(256, 400), Layout(256, 448), Layout(256, 448, 2)]
@@ -264,9 +265,16 @@ def test_layouts():
 
 def test_layouts_without_aten(monkeypatch):
     """Nothing else puts zeros behind columns."""
+    monkeypatch.setattr(onednn, "ways", lambda: (onednn.INNER_PRODUCT,))
     monkeypatch.setattr(onednn_over_steps, "aten_is_missing", lambda: True)
     assert layouts(GRADIENT, 300, 100) == [Layout(300, 100), Layout(300, 100, 2)]
     assert layouts(GRADIENT, 5, 7) == [Layout(5, 7)]
+
+
+def test_layouts_as_convolutions(monkeypatch):
+    monkeypatch.setattr(onednn, "ways", lambda: onednn.WAYS)
+    assert layouts(PRODUCT, 40, 100) == [Layout(40, 100), Layout(40, 100, convolved=True)]
+    assert layouts(GRADIENT, 16, 64) == [Layout(16, 64), Layout(16, 64, convolved=True)]
 
 
 @pytest.mark.parametrize(
@@ -284,11 +292,16 @@ def test_parts_are_whole_blocks(layout, widths):
 
 
 def laid_out(monkeypatch, beside, below, parts):
-    """Have gradients with so many columns and rows of zeros, in parts of one column and the rest."""
+    """Have gradients with so many columns and rows of zeros, in parts of one column and the rest.
+
+    In no parts, have them convolved, and products too.
+    """
     monkeypatch.setattr(Layout, "widths", property(lambda self: [1] * (self.parts - 1) + [self.inner - self.parts + 1]))
 
     def fastest(size):
         plain = Layout(size.inner, size.outer)
+        if not parts:
+            return plain._replace(convolved=True)
         return plain if size.kind == PRODUCT else Layout(size.inner + beside, size.outer + below, parts)
 
     monkeypatch.setattr(products_over_steps, "fastest", fastest)
@@ -301,6 +314,9 @@ def in_any_layout(size, layout):
 
 
 LAYOUTS = [(0, 0, 2), (3, 0, 1), (0, 5, 1), (3, 5, 1), (3, 5, 3), (3, 0, 2), (0, 5, 2)]
+# Older Caffe2s cannot.
+CONVOLVES = onednn.CONVOLUTION in onednn.ways()
+LAYOUTS += [(0, 0, 0)] if CONVOLVES else []
 EVERY_LAYOUT = pytest.mark.parametrize("beside, below, parts", LAYOUTS)
 
 
@@ -308,7 +324,7 @@ EVERY_LAYOUT = pytest.mark.parametrize("beside, below, parts", LAYOUTS)
 @pytest.mark.parametrize("shape", [(T, N, 4), (T, N, 2, 2), (T, N, 17)], ids=str)
 def test_gradients_in_each_layout(shape, beside, below, parts, monkeypatch):
     laid_out(monkeypatch, beside, below, parts)
-    assert_kept(gone=[PRODUCT] + [GRADIENT] * parts, shape=shape)
+    assert_kept(gone=[PRODUCT] + [GRADIENT] * parts if parts else [], shape=shape)
 
 
 @EVERY_LAYOUT
@@ -414,6 +430,20 @@ def test_other_sizes_share_a_copy(large, faster, monkeypatch):
     support.assert_same(found, expected)
 
 
+@pytest.mark.parametrize("convolved", [2, 3] if CONVOLVES else [])
+@pytest.mark.parametrize("large", [1, 2**30], ids=["large", "not large"])
+def test_a_convolved_gradient_and_another_share_a_copy(convolved, large, faster, monkeypatch):
+    """The first or the second, by its number of results; it leaves the copy in the shape in which it has found it."""
+
+    def fastest(size):
+        return Layout(size.inner, size.outer, convolved=size.results == convolved)
+
+    monkeypatch.setattr(products_over_steps, "fastest", fastest)
+    monkeypatch.setattr(onednn_over_steps, "LARGE", large)
+    copied, shared = shared_copies()
+    assert len(copied) == 1 and len(shared) == 1
+
+
 def test_a_shared_copy_is_freed(faster):
     """By the gradient that needs it last."""
     model, _ = support.lstm()
@@ -487,3 +517,28 @@ def test_a_wrong_layout_is_seen(wrong, monkeypatch):
     monkeypatch.setattr(onednn_over_steps, "_bring_back", bring_back_wrongly)
     with pytest.raises(AssertionError, match="gradient of [wx]|broadcast|shape"):
         assert_kept(gone=[PRODUCT] + [GRADIENT] * 3)
+
+
+def test_a_layout_that_spreads_what_is_no_number_is_not_taken(monkeypatch):
+    """But for gradients, which are 0 there."""
+    monkeypatch.setattr(onednn, "ways", lambda: onednn.WAYS)
+    monkeypatch.setattr(separate_rows, "over_steps", lambda layout: layout.convolved)
+    monkeypatch.setattr(products_over_steps, "seconds", lambda size, layout: 2.0 if layout.convolved else 1.0)
+    size = Size(PRODUCT, 6, 5, 7, 1)
+    assert products_over_steps.fastest(size).convolved
+    assert not products_over_steps.fastest(size._replace(kind=GRADIENT)).convolved
+
+
+@pytest.mark.parametrize("kind", [PRODUCT, GRADIENT] if CONVOLVES else [])
+def test_a_wrong_convolution_is_seen(kind, monkeypatch):
+    """One with the ones in front of the rows."""
+    laid_out(monkeypatch, 0, 0, 0)
+
+    def with_ones_in_front(emitter, blob, width):
+        rows = onednn_convolutions.as_rows(emitter, blob, width)
+        both = [emitter.column_of_ones(rows, 1), rows]
+        return emitter.concat(both if emitter.beside.type == kind else both[::-1], "with_ones", 1)
+
+    monkeypatch.setattr(onednn_convolutions, "_with_ones", with_ones_in_front)
+    with pytest.raises(AssertionError, match="output 0" if kind == PRODUCT else "gradient of [wb]"):
+        assert_kept()

@@ -7,7 +7,8 @@ from caffe2.python import core, workspace
 import rewriting_support as support
 from caffe2_recurrent import optimize
 from caffe2_recurrent.operator_arguments import set_arguments
-from caffe2_recurrent.rewriting import onednn, separate_rows, trial
+from caffe2_recurrent.rewriting import onednn, onednn_over_steps, separate_rows, trial
+from caffe2_recurrent.rewriting.onednn_over_steps import layouts
 from onednn_support import in_ifs, leaving_no_trace, on_onednn
 
 PACKED, OVER_STEPS = "packed_products", "products_over_steps"
@@ -60,6 +61,22 @@ def test_what_is_said_of_steps_is_so(way, inner, outer):
         np.testing.assert_allclose(found[0, kept], x[0, kept] @ values["w"].T + 1, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("inner, outer", [(1, 4), (3, 16), (16, 16), (100, 33)])
+def test_what_is_said_of_all_steps_is_so(inner, outer):
+    """In each layout; with other numbers of rows and other weights than it was tried with."""
+    random = np.random.RandomState(0)
+    for layout in filter(separate_rows.over_steps, layouts("FC", inner, outer)):
+        for rows in (4, 7, 16):
+            x = random.uniform(-1, 1, (1, rows, inner)).astype(np.float32)
+            x[:, 1::3] = [[[np.inf]]]
+            values = {"x": x, "w": random.uniform(-1, 1, (outer, inner)).astype(np.float32), "b": np.ones(outer, "f")}
+            operator = core.CreateOperator("FC", ["x", "w", "b"], ["y"], axis=2)
+            loop = trial.lone_loop(["x", "w", "b", "y"])
+            found = trial.result(onednn_over_steps.in_a_net(loop, operator, layout, layout), values, "y")
+            kept = [row for row in range(rows) if row % 3 != 1]
+            np.testing.assert_allclose(found[0, kept], x[0, kept] @ values["w"].T + 1, rtol=1e-4, atol=1e-5)
+
+
 def test_products_of_steps_in_which_they_spread_stay(monkeypatch):
     monkeypatch.setattr(separate_rows, "in_steps", lambda way, inner, outer: False)
     model, _ = support.lstm()
@@ -84,7 +101,7 @@ def test_the_other_way_is_taken(batch_is_known, monkeypatch):
 
 def test_products_over_steps_in_which_they_spread_stay(monkeypatch):
     """Those of the gradient have zeros where a sequence has ended."""
-    monkeypatch.setattr(separate_rows, "over_steps", lambda inner, outer: False)
+    monkeypatch.setattr(separate_rows, "over_steps", lambda layout: False)
     model, _ = support.lstm()
     report = optimize(model, [OVER_STEPS], even_if_slower=True)
     assert [operator.type for operator in in_ifs(model.net) if operator.type != "Free"].count("FC") == 0

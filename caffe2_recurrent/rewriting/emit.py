@@ -60,7 +60,10 @@ class Emitter:
 
     def split(self, blob: str, names: Sequence[str], axis: int, **widths: Any) -> List[str]:
         """In equal parts, or in those of `split=`."""
-        outputs = [self.blob(name) for name in names]
+        return self.split_into(blob, [self.blob(name) for name in names], axis, **widths)
+
+    def split_into(self, blob: str, outputs: List[str], axis: int, **widths: Any) -> List[str]:
+        """Likewise, into blobs that exist."""
         self.operators.append(new_operator("Split", [blob], outputs, self.beside, axis=axis, **widths))
         return outputs
 
@@ -68,3 +71,10 @@ class Emitter:
         outputs = [self.blob(name), self.blob(name + "_sizes")]
         self.operators.append(new_operator("Concat", inputs, outputs, self.beside, axis=axis))
         return outputs[0]
+
+    def column_of_ones(self, blob: str, axis: int) -> str:
+        """A 1 for each row of `blob`, whose rows start at `axis`: of its first dimensions and another of 1."""
+        one = self.new("GivenTensorInt64Fill", [], "one", shape=[1], values=[1])
+        leading = self.new("Shape", [blob], "leading", axes=list(range(axis)))
+        shape = self.concat([leading, one], "shape_of_ones", 0)
+        return self.new("ConstantFill", [shape], "ones", input_as_shape=1, value=1.0)

@@ -67,10 +67,7 @@ def emit(emitter: Emitter, operator: caffe2_pb2.OperatorDef, way: Apart, bias: O
 
 
 def _sums_of_columns(emitter: Emitter, of_result: str, axis: int) -> str:
-    one = emitter.new("GivenTensorInt64Fill", [], "one", shape=[1], values=[1])
-    leading = emitter.new("Shape", [of_result], "leading", axes=list(range(axis)))
-    shape = emitter.concat([leading, one], "shape_of_ones", 0)
-    ones = emitter.new("ConstantFill", [shape], "ones", input_as_shape=1, value=1.0)
+    ones = emitter.column_of_ones(of_result, axis)
     sums = emitter.new("MatMul", [ones, of_result], "sums", trans_a=1, axis_a=axis, axis_b=axis)
     return emitter.add("Squeeze", [sums], sums, dims=[0])
 

@@ -13,7 +13,7 @@ their weights in the first run unless told that this is training, and would not 
 """
 
 import functools
-from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 from caffe2.proto import caffe2_pb2
@@ -92,12 +92,16 @@ def in_a_net(
 
     As they are, a net of type async_scheduling crashes: it has no threads for operators of this device.
     """
-    written = list(dict.fromkeys(blob for operator in operators for blob in operator.output))
-    read = dict.fromkeys(blob for operator in operators for blob in operator.input)
-    scratch = [*spent, *(blob for blob in written if blob not in results and blob not in kept)]
+    written: Dict[str, None] = {}
+    read: Dict[str, None] = {}
+    for operator in operators:
+        # What is changed in its place is read as well.
+        read.update(dict.fromkeys(blob for blob in operator.input if blob not in written))
+        written.update(dict.fromkeys(operator.output))
+    scratch = list(dict.fromkeys([*spent, *(blob for blob in written if blob not in results and blob not in kept)]))
     freeing = [new_operator(FREE, scratch, scratch, loop.forward)] if scratch else []
     inner = caffe2_pb2.NetDef(name="onednn", type="simple", op=[*operators, *freeing], external_output=results)
-    inner.external_input.extend(blob for blob in read if blob not in written)
+    inner.external_input.extend(read)
     always = loop.new_blob("onednn_always")
     yes = new_operator("ConstantFill", [], [always], loop.forward, shape=[1], dtype=core.DataType.BOOL, value=True)
     return [yes, new_operator("If", [always, *inner.external_input], results, loop.forward, then_net=inner)]

@@ -11,6 +11,8 @@ parts of the columns of X and W:
     for X_i, W_i in parts of [X, 0], [[W, 0], [0, 0]]:    dW_i, db, dX_i = FCGradient(X_i, W_i, dY')
     dW, dX = the parts beside each other, without what is there of the zeros
 
+Or all of it is had from convolutions, see `onednn_convolutions.py`.
+
 What a loop's products have in common with oneDNN, Y or dY, stays there if it is large: memory of that size comes from
 the system, and its pages cost more than the copy into them. Two gradients with one dY may share its copy.
 
@@ -23,10 +25,10 @@ from typing import List, NamedTuple, Optional, Sequence
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
-from caffe2_recurrent.operator_arguments import integer
-from caffe2_recurrent.rewriting import onednn
+from caffe2_recurrent.rewriting import onednn, onednn_convolutions
 from caffe2_recurrent.rewriting.emit import Emitter, aten_is_missing
 from caffe2_recurrent.rewriting.net_products import GRADIENT, PRODUCT
+from caffe2_recurrent.rewriting.onednn_copies import as_rows, copy_back, copy_there, shape_of_result
 
 INNER_BLOCK, OUTER_BLOCK = 16, 64
 PARTS = (1, 2, 4)
@@ -44,11 +46,12 @@ Operators = List[caffe2_pb2.OperatorDef]
 
 
 class Layout(NamedTuple):
-    """`inner` columns of X and `outer` ones of dY, zeros among them; X in `parts`."""
+    """`inner` columns of X and `outer` ones of dY, zeros among them; X in `parts`. Or `convolved`, without either."""
 
     inner: int
     outer: int
     parts: int = 1
+    convolved: bool = False
 
     @property
     def widths(self) -> List[int]:
@@ -61,14 +64,15 @@ class Layout(NamedTuple):
 def layouts(kind: str, inner: int, outer: int) -> List[Layout]:
     """The layouts that an operator of `kind` can be had in; the first is without zeros and parts."""
     plain = Layout(inner, outer)
+    convolved = [plain._replace(convolved=True)] if onednn.CONVOLUTION in onednn.ways() else []
     if kind == PRODUCT:
-        return [plain]
+        return [plain, *convolved]
     full = Layout(_whole_blocks(inner, INNER_BLOCK), _whole_blocks(outer, OUTER_BLOCK))
     if full != plain and aten_is_missing():
         # It is ATen that puts zeros behind columns.
         full = plain
     in_parts = [full._replace(parts=parts) for parts in PARTS if parts == 1 or full.inner >= parts * NARROWEST]
-    return list(dict.fromkeys([plain, *in_parts]))
+    return list(dict.fromkeys([plain, *in_parts, *convolved]))
 
 
 class Shared(NamedTuple):
@@ -88,31 +92,38 @@ def in_a_net(
 ) -> Operators:
     """Operators of the outer net in place of `operator`, over `rows` rows, if known; `plain` has no zeros and parts."""
     emitter = Emitter(loop, operator, operator.output[0])
-    results = shared.blob if shared is not None else _results(emitter, layout, rows)
+    stays = _stays(operator.type, layout, rows)
+    results = shared.blob if shared is not None else _results(emitter, layout, stays)
     is_there = shared is not None and shared.is_there
+    if not is_there and operator.type == GRADIENT:
+        _copy_gradient_there(emitter, operator.input[2], plain, layout, results)
     if operator.type == PRODUCT:
-        _emit_product(emitter, operator, layout, results)
+        emit_product = onednn_convolutions.emit_product if layout.convolved else _emit_product
+        emit_product(emitter, operator, layout.inner, layout.outer, results)
+    elif layout.convolved:
+        onednn_convolutions.emit_gradient(emitter, operator, layout.inner, layout.outer, results)
     else:
-        _emit_gradient(emitter, operator, plain, layout, results, is_there)
+        _emit_gradient(emitter, operator, plain, layout, results)
     made = list(operator.output) + ([results] if shared is not None and not is_there else [])
-    is_large = _is_large(layout, rows)
-    kept = [results] if is_large else []
-    spent = [results] if is_there and not is_large else []
+    kept = [results] if stays else []
+    spent = [results] if is_there and not stays else []
     return onednn.in_a_net(emitter.operators, made, loop, kept, spent)
 
 
 def to_share(loop: Loop, operator: caffe2_pb2.OperatorDef, layout: Layout, rows: Optional[int]) -> Shared:
     """A blob for the copy of dY that `operator` is to leave for another gradient of this layout."""
-    return Shared(_results(Emitter(loop, operator, operator.output[0]), layout, rows), False)
+    stays = _stays(operator.type, layout, rows)
+    return Shared(_results(Emitter(loop, operator, operator.output[0]), layout, stays), False)
 
 
-def _is_large(layout: Layout, rows: Optional[int]) -> bool:
-    return (rows or 0) * layout.outer * FLOAT >= LARGE
+def _stays(kind: str, layout: Layout, rows: Optional[int]) -> bool:
+    """Whether Y or dY stays in oneDNN's memory: what is large, and not blocked as the result of a convolution is."""
+    return (rows or 0) * layout.outer * FLOAT >= LARGE and not (kind == PRODUCT and layout.convolved)
 
 
-def _results(emitter: Emitter, layout: Layout, rows: Optional[int]) -> str:
-    """The blob of oneDNN for Y or dY; if it is large, the same one for all products of the loop."""
-    if not _is_large(layout, rows):
+def _results(emitter: Emitter, layout: Layout, stays: bool) -> str:
+    """The blob of oneDNN for Y or dY; if it stays, the same one for all products of the loop."""
+    if not stays:
         return emitter.blob("results")
     key = ("onednn", "results", layout.outer)
     made = emitter.loop.made
@@ -125,42 +136,41 @@ def _whole_blocks(size: int, block: int) -> int:
     return -(-size // block) * block
 
 
-def _emit_product(emitter: Emitter, operator: caffe2_pb2.OperatorDef, layout: Layout, results: str) -> None:
+def _copy_gradient_there(emitter: Emitter, of_result: str, plain: Layout, layout: Layout, results: str) -> None:
+    # As rows before it is copied: a blob of oneDNN keeps its memory for what has the same shape.
+    of_result = as_rows(emitter, of_result, plain.outer)
+    below = layout.outer - plain.outer
+    if below:
+        of_result = _with_zeros(emitter, of_result, [0, below])
+    copy_there(emitter, of_result, results)
+
+
+def _emit_product(emitter: Emitter, operator: caffe2_pb2.OperatorDef, inner: int, outer: int, results: str) -> None:
     rows, weights, bias = operator.input
-    inner, outer, _ = layout
-    # The shape of the result is what is in front of the features in that of the rows, and the number of outputs.
-    leading = emitter.new("Shape", [rows], "leading", axes=list(range(integer(operator, "axis", 1))))
-    last = emitter.new("GivenTensorInt64Fill", [], "last", shape=[1], values=[outer])
-    shape = emitter.concat([leading, last], "shape", 0)
+    shape = shape_of_result(emitter, operator, outer)
     inputs = [
-        _copy_there(emitter, rows, emitter.blob("rows"), inner),
-        _copy_there(emitter, weights, emitter.blob("weights")),
-        _copy_there(emitter, bias, emitter.blob("bias")),
+        copy_there(emitter, rows, emitter.blob("rows"), [-1, inner]),
+        copy_there(emitter, weights, emitter.blob("weights")),
+        copy_there(emitter, bias, emitter.blob("bias")),
     ]
     onednn.add(emitter, "FC", inputs, [results], training_mode=1)
-    _copy_back(emitter, results, operator.output[0], shape)
+    copy_back(emitter, results, operator.output[0], shape)
 
 
 def _emit_gradient(
-    emitter: Emitter, operator: caffe2_pb2.OperatorDef, plain: Layout, layout: Layout, results: str, is_there: bool
+    emitter: Emitter, operator: caffe2_pb2.OperatorDef, plain: Layout, layout: Layout, results: str
 ) -> None:
-    rows, weights, of_result = operator.input
+    rows, weights, _ = operator.input
     of_weights, of_bias, *of_rows = operator.output
     shape = emitter.new("Shape", [rows], "shape_of_rows") if of_rows else None
     beside, below = layout.inner - plain.inner, layout.outer - plain.outer
-    if not is_there:
-        # As rows before it is copied: a blob of oneDNN keeps its memory for what has the same shape.
-        of_result = _as_rows(emitter, of_result, plain.outer)
-        if below:
-            of_result = _with_zeros(emitter, of_result, [0, below])
-        _copy_there(emitter, of_result, results)
     if beside:
-        rows = _with_zeros(emitter, _as_rows(emitter, rows, plain.inner), [0, beside])
+        rows = _with_zeros(emitter, as_rows(emitter, rows, plain.inner), [0, beside])
     if beside or below:
         weights = _with_zeros(emitter, weights, [0, beside, 0, below])
     parts = zip(
-        _parts(emitter, _copy_there(emitter, rows, emitter.blob("rows"), layout.inner), layout),
-        _parts(emitter, _copy_there(emitter, weights, emitter.blob("weights")), layout),
+        _parts(emitter, copy_there(emitter, rows, emitter.blob("rows"), [-1, layout.inner]), layout),
+        _parts(emitter, copy_there(emitter, weights, emitter.blob("weights")), layout),
     )
     made = []
     for part_of_rows, part_of_weights in parts:
@@ -208,24 +218,3 @@ def _bring_back(emitter: Emitter, parts: Sequence[str], blob: str, ends: Sequenc
 def _with_zeros(emitter: Emitter, blob: str, pads: Sequence[int]) -> str:
     """`pads`: how many go in front of and behind the columns, and perhaps the rows."""
     return emitter.aten("constant_pad_nd", [blob], "with_zeros", pad=pads)
-
-
-def _as_rows(emitter: Emitter, blob: str, width: int) -> str:
-    """`blob` `[..., width]` as `[-1, width]`, in its own memory."""
-    rows = emitter.new("Alias", [blob], "as_rows")
-    emitter.reshape_in_place(rows, [-1, width])
-    return rows
-
-
-def _copy_there(emitter: Emitter, blob: str, target: str, width: Optional[int] = None) -> str:
-    """`blob` in oneDNN's memory, as rows of `width` elements."""
-    onednn.add(emitter, onednn.TO, [blob], [target])
-    if width is not None:
-        onednn.add(emitter, "Reshape", [target], [target, emitter.blob("old_shape")], shape=[-1, width])
-    return target
-
-
-def _copy_back(emitter: Emitter, source: str, blob: str, shape: str) -> None:
-    """`blob` from oneDNN's memory, in the shape that the blob `shape` says."""
-    onednn.add(emitter, onednn.FROM, [source], [blob])
-    emitter.reshape_in_place_like(blob, shape)

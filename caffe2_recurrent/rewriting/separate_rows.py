@@ -34,14 +34,13 @@ def in_steps(way: str, inner: int, outer: int) -> bool:
 
 
 @trial.remembered
-def over_steps(inner: int, outer: int) -> bool:
+def over_steps(layout: Layout) -> bool:
     """In a product over all steps."""
-    plain = Layout(inner, outer)
 
     def operators(loop: Loop, operator: caffe2_pb2.OperatorDef, rows: int) -> Operators:
-        return onednn_over_steps.in_a_net(loop, operator, plain, plain)
+        return onednn_over_steps.in_a_net(loop, operator, layout, layout)
 
-    return _stay_apart(operators, inner, outer)
+    return _stay_apart(operators, layout.inner, layout.outer)
 
 
 def why_not(inner: int, outer: int) -> str:

@@ -1,7 +1,7 @@
 """Products over all steps, outside of the loop, by oneDNN, where that is faster than MKL's; it is tried out."""
 
 import functools
-from typing import Dict, Iterable, NamedTuple, Optional, Sequence
+from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence
 
 from caffe2.proto import caffe2_pb2
 
@@ -33,7 +33,8 @@ class ProductsOverSteps(Rule):
     =>  the inputs copied to oneDNN's memory, the product there, the outputs copied back
 
     It is about products that another rule has moved out of the loop, and those of the net whose result is a sequence of
-    the loop. A gradient may be had in parts and from larger operands; see `onednn_over_steps.py`.
+    the loop. A gradient may be had in parts and from larger operands, and both as convolutions; see
+    `onednn_over_steps.py`.
     """
 
     name = "products_over_steps"
@@ -50,10 +51,7 @@ class ProductsOverSteps(Rule):
         if reason is not None:
             return reason
         outer, inner = _shape(loop, operator, sizes)
-        # The gradients of what is past the end of a sequence are 0.
-        if operator.type == PRODUCT and not separate_rows.over_steps(inner, outer):
-            return separate_rows.why_not(inner, outer)
-        return None
+        return None if _safe(operator.type, inner, outer) else separate_rows.why_not(inner, outer)
 
     def loss(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
         size = _size(loop, site, sizes)
@@ -68,7 +66,7 @@ class ProductsOverSteps(Rule):
         operator = operators[position]
         size = _size(loop, site, sizes)
         outer, inner = _shape(loop, operator, sizes)
-        layout = Layout(inner, outer) if size is None else fastest(size)
+        layout = _safe(operator.type, inner, outer)[0] if size is None else fastest(size)
         rows = None if size is None else size.rows
         shared = self._shared(loop, site, layout, sizes)
         made = onednn_over_steps.in_a_net(loop, operator, Layout(inner, outer), layout, rows, shared)
@@ -111,8 +109,13 @@ def _size(loop: Loop, site: Site, sizes: Sizes) -> Optional[Size]:
     return None if found is None else Size(operator.type, *found, len(operator.output))
 
 
+def _safe(kind: str, inner: int, outer: int) -> List[Layout]:
+    """The layouts in which what is no number stays in its row; the gradients of what may be none are 0."""
+    return [layout for layout in layouts(kind, inner, outer) if kind == GRADIENT or separate_rows.over_steps(layout)]
+
+
 def fastest(size: Size) -> Layout:
-    return min(layouts(size.kind, size.inner, size.outer), key=lambda layout: seconds(size, layout))
+    return min(_safe(size.kind, size.inner, size.outer), key=lambda layout: seconds(size, layout))
 
 
 def seconds(size: Size, layout: Optional[Layout]) -> float:
@@ -124,7 +127,7 @@ def seconds(size: Size, layout: Optional[Layout]) -> float:
 
 @trial.remembered
 def _tried(size: Size) -> Dict[Optional[Layout], trial.Seconds]:
-    ways = [None, *layouts(size.kind, size.inner, size.outer)]
+    ways = [None, *_safe(size.kind, size.inner, size.outer)]
     return trial.in_turn({layout: functools.partial(_time, size, layout) for layout in ways})
 
 
