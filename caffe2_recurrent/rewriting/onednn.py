@@ -206,9 +206,9 @@ def _image(loop: Loop, product: Product) -> str:
     ones = loop.add_before("ConstantFill", [], "onednn_ones", shape=[product.inner, 1, 1, 1], value=1.0)
 
     def lay_out(emitter: Emitter, weights: str) -> str:
-        plain = add(emitter, TO, [weights], [emitter.blob("plain")])
         if product.columns is None:
-            plain = add(emitter, "Transpose", [plain], [emitter.blob("transposed")], axes=[1, 0])
+            weights = emitter.new("Transpose", [weights], "transposed")
+        plain = add(emitter, TO, [weights], [emitter.blob("plain")])
         shape = [1, product.inner, 1, product.outer]
         add(emitter, "Reshape", [plain], [plain, emitter.blob("old_shape")], shape=shape)
         filters = add(emitter, TO, [ones], [emitter.blob("one_filters")])
@@ -224,8 +224,7 @@ def _rows(loop: Loop, product: Product) -> str:
     """W as rows."""
 
     def lay_out(emitter: Emitter, weights: str) -> str:
-        plain = add(emitter, TO, [weights], [emitter.blob("plain")])
-        return add(emitter, "Transpose", [plain], [emitter.blob("transposed_for_onednn")], axes=[1, 0])
+        return _copy_there(emitter, emitter.new("Transpose", [weights], "transposed"))
 
     if product.rows is not None:
         return _before(loop, "plain", product.rows, _copy_there)
