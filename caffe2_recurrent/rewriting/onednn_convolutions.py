@@ -1,11 +1,11 @@
 """FC and FCGradient over all steps as convolutions with kernels of 1 x 1, by oneDNN.
 
-Its convolutions keep to blocks that stay in the caches where its inner products do not: on processors without AVX-512
-some of those take more than twice as long. The rows of a product are filters, or the channels of an image:
+Where its inner products are slow its convolutions need not be: without AVX-512 some gradients of weights take less than
+half the time. R rows of a product are filters, or the channels of an image:
 
-    Y = [X, 1] [W, b]'     image [W, b]' as [1, K + 1, 1, M],  filters [X, 1] as [R, K + 1, 1, 1],  result [1, R, 1, M]
-    [dW, db]' = [X, 1]' dY image dY as [1, R, 1, M],  filters [X, 1]' as [K + 1, R, 1, 1],  result [1, K + 1, 1, M]
-    dX = dY W              image W as [1, M, 1, K],  filters dY as [R, M, 1, 1],  result [1, R, 1, K]
+    Y = [X, 1] [W, b]'      image [W, b]' as [1, K + 1, 1, M],  filters [X, 1] as [R, K + 1, 1, 1],  result [1, R, 1, M]
+    [dW, db]' = [X, 1]' dY  image dY as [1, R, 1, M],  filters [X, 1]' as [K + 1, R, 1, 1],  result [1, K + 1, 1, M]
+    dX = dY W               image W as [1, M, 1, K],  filters dY as [R, M, 1, 1],  result [1, R, 1, K]
 
 Source: caffe2/ideep/operators/conv_op.cc.
 """

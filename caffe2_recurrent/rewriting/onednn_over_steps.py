@@ -95,15 +95,16 @@ def in_a_net(
     stays = _stays(operator.type, layout, rows)
     results = shared.blob if shared is not None else _results(emitter, layout, stays)
     is_there = shared is not None and shared.is_there
-    if not is_there and operator.type == GRADIENT:
-        _copy_gradient_there(emitter, operator.input[2], plain, layout, results)
     if operator.type == PRODUCT:
         emit_product = onednn_convolutions.emit_product if layout.convolved else _emit_product
         emit_product(emitter, operator, layout.inner, layout.outer, results)
-    elif layout.convolved:
-        onednn_convolutions.emit_gradient(emitter, operator, layout.inner, layout.outer, results)
     else:
-        _emit_gradient(emitter, operator, plain, layout, results)
+        if not is_there:
+            _copy_gradient_there(emitter, operator.input[2], plain, layout, results)
+        if layout.convolved:
+            onednn_convolutions.emit_gradient(emitter, operator, layout.inner, layout.outer, results)
+        else:
+            _emit_gradient(emitter, operator, plain, layout, results)
     made = list(operator.output) + ([results] if shared is not None and not is_there else [])
     kept = [results] if stays else []
     spent = [results] if is_there and not stays else []
