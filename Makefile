@@ -9,6 +9,8 @@ export PYTHON
 
 bin := .venv/bin
 PYTEST_ARGS ?=
+# A process for each core, at most four; PYTEST_ARGS='-n 0' runs all in one, as a debugger wants it.
+IN_PARALLEL ?= -n auto --maxprocesses 4 --dist worksteal
 DEMO_ARGS ?=
 CONFORMANCE_ARGS ?=
 BENCH_ARGS ?=
@@ -26,7 +28,7 @@ demo-attention: setup ## train the one of examples/spelling_to_sound.py; likewis
 	$(bin)/python examples/spelling_to_sound.py $(DEMO_ARGS)
 
 test: lint ## lint, check types, run all tests with coverage
-	$(bin)/python -m pytest --cov --cov-report=term-missing $(PYTEST_ARGS)
+	$(bin)/python -m pytest $(IN_PARALLEL) --cov --cov-report=term-missing $(PYTEST_ARGS)
 
 conformance: setup ## run Caffe2's own tests with its builder, with ours, and with optimised nets
 	$(bin)/python conformance/run.py $(CONFORMANCE_ARGS)

@@ -79,6 +79,7 @@ def install(
     optimize: bool = False,
     rules: Optional[Iterable[str]] = None,
     even_if_slower: bool = False,
+    trials: bool = True,
     on_report: Optional[Callable[[Report], Any]] = None,
 ) -> Installation:
     """Let everybody who uses `caffe2.python.recurrent` use ours, whether they imported it before or will later.
@@ -91,7 +92,7 @@ def install(
             `caffe2_recurrent.optimize` does, with the sizes that are known by then. The engine gets a copy; the
             caller's net stays as it was built. Left as they are: nets with a loop that has a backward step and no
             gradient operator, which may come in a net of its own.
-        rules, even_if_slower: with `optimize`: as for `caffe2_recurrent.optimize`.
+        rules, even_if_slower, trials: with `optimize`: as for `caffe2_recurrent.optimize`.
         on_report: with `optimize`: a function that gets the `Report` of each net with loops.
 
     Returns:
@@ -100,7 +101,7 @@ def install(
     Raises:
         TypeError: flags that are none, names of no rules, or an `on_report` that cannot be called; nothing is changed.
     """
-    settings = _read_settings(optimize, rules, even_if_slower, on_report)
+    settings = _read_settings(optimize, rules, even_if_slower, trials, on_report)
     changes_before = len(_changes)
     for module, names in _modules():
         for name, ours in _ours(names):
@@ -134,12 +135,15 @@ def _take_back(changes_before: int) -> None:
             change.namespace[change.name] = change.before
 
 
-def _read_settings(optimize: Any, rules: Any, even_if_slower: Any, on_report: Any) -> Optional[optimized_runs.Settings]:
+def _read_settings(
+    optimize: Any, rules: Any, even_if_slower: Any, trials: Any, on_report: Any
+) -> Optional[optimized_runs.Settings]:
     """How to optimise the nets that are run; None if they are not to be."""
     problems = Problems("install")
     wanted = read_flag("optimize", optimize, problems)
     chosen = [rule.name for rule in read_rules(rules, problems)]
-    settings = optimized_runs.Settings(chosen, read_flag("even_if_slower", even_if_slower, problems), on_report)
+    flags = (read_flag("even_if_slower", even_if_slower, problems), read_flag("trials", trials, problems))
+    settings = optimized_runs.Settings(chosen, *flags, on_report)
     if on_report is not None and not callable(on_report):
         problems.add("on_report must be a function that takes a Report; got {}", given(on_report))
     problems.raise_if_any(TypeError)

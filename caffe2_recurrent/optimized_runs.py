@@ -24,6 +24,7 @@ class Settings(NamedTuple):
 
     rules: Sequence[str]
     even_if_slower: bool
+    trials: bool
     on_report: Optional[Callable[[Report], Any]]
 
 
@@ -56,7 +57,8 @@ class Runner:
         """Optimise `net`; whether there was something to do."""
         if not _is_whole(net):
             return False
-        report = optimize(net, self.settings.rules, even_if_slower=self.settings.even_if_slower)
+        rules, even_if_slower, trials, _ = self.settings
+        report = optimize(net, rules, even_if_slower=even_if_slower, trials=trials)
         if self.settings.on_report is not None:
             self.settings.on_report(report)
         return report.total > 0

@@ -19,8 +19,13 @@ RATE_DECAY = 0.5  # of the learning rate, over an epoch
 class SpellingNetwork:
     """Encoder, attention and decoder, their training and their use. Starts from an empty workspace."""
 
-    def __init__(self, shape: Shape, learning_rate: float, batches_per_epoch: int, seed: int, typical: Batch) -> None:
-        """`typical` is a batch of the sizes that most have; the training net is made fast for these."""
+    def __init__(
+        self, shape: Shape, learning_rate: float, batches_per_epoch: int, seed: int, typical: Batch, trials: bool = True
+    ) -> None:
+        """`typical` is a batch of the sizes that most have; the training net is made fast for these.
+
+        With `trials` operators are chosen by their times, so that two processes may differ in the last bits.
+        """
         workspace.ResetWorkspace()
         self.shape = shape
         self.model = ModelHelper("spelling_training")
@@ -31,7 +36,7 @@ class SpellingNetwork:
         seed_operators(self.model.param_init_net, seed)
         workspace.RunNetOnce(self.model.param_init_net)
         self._feed(typical)
-        self.report = optimize(self.model)
+        self.report = optimize(self.model, trials=trials)
         workspace.CreateNet(self.model.net)
         self.speaker = Speaker(shape)
 

@@ -66,6 +66,11 @@ def parse_arguments(arguments: Optional[List[str]]) -> argparse.Namespace:
         "--say", metavar="WORD", nargs="+", help="words to say and to draw (default: some that are held out)"
     )
     parser.add_argument("--threads", type=COUNT, default=2, help="of the engine (default: 2)")
+    parser.add_argument(
+        "--repeatable",
+        action="store_true",
+        help="choose no operators by their times, so that each run gives the same bits; it takes longer",
+    )
     return parser.parse_args(arguments)
 
 
@@ -99,7 +104,7 @@ def train_and_say(options: argparse.Namespace) -> int:
             len(dictionary.held_out),
         )
     )
-    run = SpellingRun(settings, dictionary, output)
+    run = SpellingRun(settings, dictionary, output, trials=not options.repeatable)
     say(
         "baseline: each letter as it most often is among its neighbours, "
         "phoneme error rate {:.1%}, {:.1%} of the words right".format(*run.baseline)

@@ -36,7 +36,7 @@ class SpellingRun(Run):
     program = "spelling_to_sound"
     learns_from, counts, unit = "dictionary", "words", "word"
 
-    def __init__(self, settings: Settings, dictionary: Dictionary, output: str) -> None:
+    def __init__(self, settings: Settings, dictionary: Dictionary, output: str, trials: bool = True) -> None:
         self.dictionary = dictionary
         self.codes = Codes(dictionary)
         words = [self.codes.word(entry.word) for entry in dictionary.training]
@@ -50,6 +50,7 @@ class SpellingRun(Run):
             len(self.batches),
             settings.seed,
             self.batches.typical(),
+            trials,
         )
         super().__init__(settings, output, len(self.batches), self.network.persistent_blobs)
 

@@ -33,14 +33,15 @@ class Lines:
 
 
 @contextlib.contextmanager
-def optimising(rules=None):
+def optimising(rules=None, **options):
     """Optimise each net with loops, in place, before it is run once; that it is done at once is checked each time."""
     lines, run = Lines(), workspace.RunNetOnce
 
     def run_optimised(net):
         if any(operator.type == LOOP for operator in net.Proto().op):
-            lines.reports.append(optimize(net, rules, even_if_slower=True))
-            assert_done(net, rules)
+            settings = {"even_if_slower": True, **options}
+            lines.reports.append(optimize(net, rules, **settings))
+            assert_done(net, rules, **settings)
         return run(net)
 
     workspace.RunNetOnce = run_optimised
@@ -53,21 +54,21 @@ def optimising(rules=None):
 class Optimised:
     """To be called with a finished net or model: optimises it, and keeps it and the report."""
 
-    def __init__(self, rules=None, even_if_slower=True):
+    def __init__(self, rules=None, **options):
         self._rules = rules
-        self._even_if_slower = even_if_slower
+        self._options = {"even_if_slower": True, **options}
 
     def __call__(self, net):
         self.net = net.net if isinstance(net, ModelHelper) else net
-        self.report = optimize(net, self._rules, even_if_slower=self._even_if_slower)
-        assert_done(self.net, self._rules, self._even_if_slower)
+        self.report = optimize(net, self._rules, **self._options)
+        assert_done(self.net, self._rules, **self._options)
 
 
-def assert_done(net, rules=None, even_if_slower=True):
+def assert_done(net, rules=None, **options):
     """A second call finds nothing to do and changes nothing; the loops say what they wait for."""
     proto = net if isinstance(net, caffe2_pb2.NetDef) else net.Proto()
     before = proto.SerializeToString()
-    again = optimize(net, rules, even_if_slower=even_if_slower)
+    again = optimize(net, rules, **{"even_if_slower": True, **options})
     assert again.total == 0, str(again)
     assert proto.SerializeToString() == before
     assert undeclared(proto) == []

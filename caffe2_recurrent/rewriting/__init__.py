@@ -27,6 +27,7 @@ def optimize(
     shapes: Optional[Mapping[Blob, Sequence[int]]] = None,
     dry_run: bool = False,
     even_if_slower: bool = False,
+    trials: bool = True,
 ) -> Report:
     """Rewrite the loops of a finished net, in place, so that they run faster.
 
@@ -41,6 +42,8 @@ def optimize(
             What is not given is taken from the blobs in the workspace, and inferred from there.
         dry_run: change nothing, and report what would be done.
         even_if_slower: apply rules also where they would cost more than they gain, as for very small sizes.
+        trials: False to time nothing: what only a trial can tell stays as it is, and each process makes the same net
+            of the same one, whose results are the same to the bit.
 
     Returns:
         A `Report`: `counts` by rule, `rewrites`, `refusals` with their reasons. `print` it.
@@ -55,11 +58,12 @@ def optimize(
     known_shapes = read_shapes(shapes, problems)
     dry_run = read_flag("dry_run", dry_run, problems)
     even_if_slower = read_flag("even_if_slower", even_if_slower, problems)
+    trials = read_flag("trials", trials, problems)
     chosen = read_rules(rules, problems)
     problems.raise_if_any(TypeError)
     assert proto is not None
     sizes = find_sizes(proto, init_net_of(model_or_net), known_shapes)
-    operators, report = rewritten(proto, chosen, sizes, even_if_slower, dry_run)
+    operators, report = rewritten(proto, chosen, sizes, even_if_slower, dry_run, trials)
     if report.total and not dry_run:
         _replace_operators(proto, operators)
     return report

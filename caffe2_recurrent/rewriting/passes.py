@@ -6,6 +6,7 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR
 from caffe2_recurrent.loop import Loop, read_loops
+from caffe2_recurrent.rewriting import trial
 from caffe2_recurrent.rewriting.report import Refusal, Report, Rewrite
 from caffe2_recurrent.rewriting.rows import with_rows
 from caffe2_recurrent.rewriting.rule import Rule
@@ -15,7 +16,7 @@ Operators = List[caffe2_pb2.OperatorDef]
 
 
 def rewritten(
-    net: caffe2_pb2.NetDef, rules: Sequence[Rule], sizes: Sizes, even_if_slower: bool, dry_run: bool
+    net: caffe2_pb2.NetDef, rules: Sequence[Rule], sizes: Sizes, even_if_slower: bool, dry_run: bool, trials: bool
 ) -> Tuple[Operators, Report]:
     """The operators that `net` has with its loops rewritten, and what was done. `net` is left as it is."""
     loops = read_loops(net)
@@ -30,10 +31,11 @@ def rewritten(
         before = len(rewrites)
         # What rules put there does not tell, but blobs keep what they hold.
         loop.known_rows |= with_rows(loop, sizes)
-        for rule in rules:
-            made, left = apply(rule, loop, sizes, even_if_slower)
-            rewrites += made
-            refusals += left
+        with trial.trying(trials):
+            for rule in rules:
+                made, left = apply(rule, loop, sizes, even_if_slower)
+                rewrites += made
+                refusals += left
         if len(rewrites) > before:
             changed[position] = loop
     differentiated = {loop.outputs[-1]: loop for loop in changed.values() if loop.gradient is not None}
@@ -54,7 +56,7 @@ def rewritten(
         else:
             operators.append(operator)
     names = tuple(loop.name for loop in loops.values())
-    report = Report(names, tuple(rule.name for rule in rules), tuple(rewrites), tuple(refusals), dry_run)
+    report = Report(names, tuple(rule.name for rule in rules), tuple(rewrites), tuple(refusals), dry_run, trials)
     return operators, report
 
 

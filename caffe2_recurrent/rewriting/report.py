@@ -27,7 +27,8 @@ class Report:
     """The outcome of `optimize`.
 
     `loops` names the loops by their first output, `rewrites` and `refusals` are in the order in which they were made.
-    `counts` maps each rule that was asked for to the number of its rewrites, `total` is their sum.
+    `trials` says whether anything could be tried out. `counts` maps each rule that was asked for to the number of its
+    rewrites, `total` is their sum.
     """
 
     loops: Tuple[str, ...]
@@ -35,6 +36,7 @@ class Report:
     rewrites: Tuple[Rewrite, ...]
     refusals: Tuple[Refusal, ...]
     dry_run: bool
+    trials: bool
 
     @property
     def counts(self) -> Dict[str, int]:
@@ -50,6 +52,8 @@ class Report:
             return "no RecurrentNetwork operator in the net"
         verb = "would be rewritten" if self.dry_run else "rewritten"
         lines = ["{} {} in {}".format(_number(self.total, "place"), verb, _number(len(self.loops), "loop"))]
+        if not self.trials:
+            lines.append("nothing was tried out: what only a trial can tell counts as no faster")
         for loop in self.loops:
             lines.append("loop {}".format(loop))
             for rewrite in self.rewrites:

@@ -1,12 +1,15 @@
 """How long operators take on this machine, with the threads that this process has: run, in a workspace of their own.
 
 What is compared takes turns, so that what else goes on in the machine meets all of it; and it is remembered, because
-nets tend to have several loops of a size.
+nets tend to have several loops of a size. Without trials the first of what is to be compared wins.
 """
 
+import contextlib
+import contextvars
 import functools
+import math
 import time
-from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
 import numpy as np
 from caffe2.proto import caffe2_pb2
@@ -32,6 +35,18 @@ MOST_RUNS = 100
 MOST = 0.1
 
 Operators = Sequence[caffe2_pb2.OperatorDef]
+
+_trying = contextvars.ContextVar("_trying", default=True)
+
+
+@contextlib.contextmanager
+def trying(is_wanted: bool) -> Iterator[None]:
+    """Whether candidates are tried in the body. If not, the same is chosen in each process."""
+    before = _trying.set(is_wanted)
+    try:
+        yield
+    finally:
+        _trying.reset(before)
 
 
 class Seconds(NamedTuple):
@@ -76,7 +91,11 @@ def in_turn(candidates: Mapping[Any, Callable[[], Seconds]], steps: Optional[int
     There are more turns while they take next to no time, and fewer after a long one. The clearly slow are left out from
     the third turn on, or from the second if turns take their time; when one is left, it has won. What counts is a step,
     with its share of what is done once if there are so many `steps`.
+
+    Without trials no other one ever ends but the first, which should be to leave things as they are.
     """
+    if not _trying.get():
+        return {name: Seconds(0.0, math.inf if index else 1.0) for index, name in enumerate(candidates)}
 
     def cost(name: Any) -> float:
         return found[name].step if steps is None else found[name].of_step(steps)
@@ -102,9 +121,17 @@ _remembering: List[Any] = []
 
 def remembered(function: Callable[..., Any]) -> Any:
     """A function of trials that makes them once for the same arguments, until `forget`."""
-    cached = functools.lru_cache(maxsize=None)(function)
+
+    @functools.lru_cache(maxsize=None)
+    def cached(_: bool, *arguments: Any) -> Any:
+        return function(*arguments)
+
+    @functools.wraps(function)
+    def remembering(*arguments: Any) -> Any:
+        return cached(_trying.get(), *arguments)
+
     _remembering.append(cached)
-    return cached
+    return remembering
 
 
 def forget() -> None:

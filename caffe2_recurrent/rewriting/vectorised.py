@@ -76,7 +76,7 @@ def _atens_is_faster(
         operator.output.append("y")
     candidates = {
         name: functools.partial(trial.seconds, times * [found], shapes)
-        for name, found in ((ATEN, atens), (own.type, own))
+        for name, found in ((own.type, own), (ATEN, atens))
     }
     found = trial.in_turn(candidates)
     return bool(gain * found[ATEN].step < found[own.type].step)

@@ -202,7 +202,7 @@ def _renamed(region: Region, result: str) -> Tuple[bytes, ...]:
 @trial.remembered
 def _tried(size: Size) -> Dict[bool, trial.Seconds]:
     """Gates first, or as it is."""
-    candidates = {is_first: functools.partial(_seconds, size, is_first) for is_first in (True, False)}
+    candidates = {is_first: functools.partial(_seconds, size, is_first) for is_first in (False, True)}
     return trial.in_turn(candidates, size.steps)
 
 

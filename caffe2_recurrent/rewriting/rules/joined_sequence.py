@@ -183,7 +183,7 @@ def _size(loop: Loop, site: Site, sizes: Sizes) -> Optional[Size]:
 @trial.remembered
 def _tried(size: Size) -> Dict[bool, trial.Seconds]:
     """Joined or apart."""
-    candidates = {is_joined: functools.partial(_seconds, size, is_joined) for is_joined in (True, False)}
+    candidates = {is_joined: functools.partial(_seconds, size, is_joined) for is_joined in (False, True)}
     return trial.in_turn(candidates, size.steps)
 
 

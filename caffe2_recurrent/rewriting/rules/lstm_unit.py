@@ -200,8 +200,8 @@ def _emit_both_steps(emitter: Emitter, unit: Unit, form: Form, opened: Opened, t
 
 @trial.remembered
 def _tried_behind(product: Behind, size: int, other: MakeForm, trains: bool) -> Dict[MakeForm, trial.Seconds]:
-    """`ByKind` and another form."""
-    candidates = {form: functools.partial(_seconds_behind, product, form, size, trains) for form in (ByKind, other)}
+    """Another form and `ByKind`."""
+    candidates = {form: functools.partial(_seconds_behind, product, form, size, trains) for form in (other, ByKind)}
     return trial.in_turn(candidates, product.steps)
 
 
