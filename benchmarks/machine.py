@@ -10,6 +10,8 @@ from typing import Dict, Optional
 import numpy as np
 import torch
 
+from caffe2_recurrent import mkl_dispatch
+
 
 def description() -> Dict[str, str]:
     """In the order in which it is printed."""
@@ -24,6 +26,7 @@ def description() -> Dict[str, str]:
         "torch": str(torch.__version__),
         "numpy": np.__version__,
         "matrix library": matrix_library(),
+        mkl_dispatch.VARIABLE: os.environ.get(mkl_dispatch.VARIABLE, ""),
         "date": datetime.date.today().isoformat(),
         "load at the start": load,
     }

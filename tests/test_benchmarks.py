@@ -405,6 +405,13 @@ def test_the_machine_is_described_without_naming_it():
     assert busy is None or busy >= 0
 
 
+def test_the_description_says_what_mkl_was_told(monkeypatch):
+    monkeypatch.delenv("MKL_DEBUG_CPU_TYPE", raising=False)
+    assert "MKL_DEBUG_CPU_TYPE" not in machine.description()
+    monkeypatch.setenv("MKL_DEBUG_CPU_TYPE", "5")
+    assert machine.description()["MKL_DEBUG_CPU_TYPE"] == "5"
+
+
 # ---------------------------------------------------------------------------------------------- what is timed
 
 
