@@ -3,6 +3,7 @@
 import statistics
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
+from caffe2_recurrent.mkl_dispatch import VARIABLE
 from layers import OPTIMISED, OURS, STOCK, TRAINING
 from measuring import exponent, faster, median_ratio
 from sections import PRODUCTS, TORCH, threads_text, with_recompute
@@ -142,7 +143,7 @@ def heading(cell: str, threads: int) -> str:
 
 def document(results: Results, picture: Optional[str] = None) -> str:
     """Markdown; `picture` is the name of the plot's file, if there is one."""
-    parts = ["# How fast the recurrent networks are", _introduction(results), *_machine(results)]
+    parts = [_title(results), _introduction(results), *_machine(results)]
     sections = results["sections"]
     if "times" in sections:
         parts += _times_part(sections["times"], picture)
@@ -154,6 +155,14 @@ def document(results: Results, picture: Optional[str] = None) -> str:
         parts += _recompute_part(sections["recompute"]["records"])
     parts += _failures_part(results)
     return "\n\n".join(parts) + "\n"
+
+
+def _title(results: Results) -> str:
+    """With the processors, and what MKL was told of them."""
+    machines = [section["machine"] for section in results["sections"].values()]
+    told = ["{}={}".format(VARIABLE, machine[VARIABLE]) if VARIABLE in machine else "" for machine in machines]
+    named = [", ".join(filter(None, [machine["processor"], text])) for machine, text in zip(machines, told)]
+    return "# How fast the recurrent networks are: {}".format("; ".join(dict.fromkeys(named)))
 
 
 def _introduction(results: Results) -> str:

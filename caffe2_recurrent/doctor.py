@@ -56,7 +56,7 @@ class Report:
     trial: Trial
     graphviz: bool
     dot: str | None
-    products: float | None = None
+    products: float | None
 
     @property
     def healthy(self) -> bool:

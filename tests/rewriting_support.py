@@ -33,15 +33,14 @@ class Lines:
 
 
 @contextlib.contextmanager
-def optimising(rules=None, **options):
+def optimising(rules=None, even_if_slower=True, trials=True):
     """Optimise each net with loops, in place, before it is run once; that it is done at once is checked each time."""
     lines, run = Lines(), workspace.RunNetOnce
 
     def run_optimised(net):
         if any(operator.type == LOOP for operator in net.Proto().op):
-            settings = {"even_if_slower": True, **options}
-            lines.reports.append(optimize(net, rules, **settings))
-            assert_done(net, rules, **settings)
+            lines.reports.append(optimize(net, rules, even_if_slower=even_if_slower, trials=trials))
+            assert_done(net, rules, even_if_slower, trials)
         return run(net)
 
     workspace.RunNetOnce = run_optimised
@@ -54,21 +53,21 @@ def optimising(rules=None, **options):
 class Optimised:
     """To be called with a finished net or model: optimises it, and keeps it and the report."""
 
-    def __init__(self, rules=None, **options):
+    def __init__(self, rules=None, even_if_slower=True):
         self._rules = rules
-        self._options = {"even_if_slower": True, **options}
+        self._even_if_slower = even_if_slower
 
     def __call__(self, net):
         self.net = net.net if isinstance(net, ModelHelper) else net
-        self.report = optimize(net, self._rules, **self._options)
-        assert_done(self.net, self._rules, **self._options)
+        self.report = optimize(net, self._rules, even_if_slower=self._even_if_slower)
+        assert_done(self.net, self._rules, self._even_if_slower)
 
 
-def assert_done(net, rules=None, **options):
+def assert_done(net, rules=None, even_if_slower=True, trials=True):
     """A second call finds nothing to do and changes nothing; the loops say what they wait for."""
     proto = net if isinstance(net, caffe2_pb2.NetDef) else net.Proto()
     before = proto.SerializeToString()
-    again = optimize(net, rules, **{"even_if_slower": True, **options})
+    again = optimize(net, rules, even_if_slower=even_if_slower, trials=trials)
     assert again.total == 0, str(again)
     assert proto.SerializeToString() == before
     assert undeclared(proto) == []

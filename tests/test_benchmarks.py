@@ -412,6 +412,14 @@ def test_the_description_says_what_mkl_was_told(monkeypatch):
     assert machine.description()["MKL_DEBUG_CPU_TYPE"] == "5"
 
 
+def test_the_title_names_the_processors():
+    on = [{"processor": "one"}, {"processor": "one", "MKL_DEBUG_CPU_TYPE": "5"}, {"processor": "one"}]
+    sections = dict(zip(("times", "growth", "memory"), ({"machine": machine, "records": []} for machine in on)))
+    sections["times"]["others"] = []
+    title = reporting.document({"sections": sections}).splitlines()[0]
+    assert title == "# How fast the recurrent networks are: one; one, MKL_DEBUG_CPU_TYPE=5"
+
+
 # ---------------------------------------------------------------------------------------------- what is timed
 
 

@@ -30,6 +30,7 @@ SOUND = doctor.Report(
     trial=doctor.Trial(None, 1e-7, 1e-4),
     graphviz=False,
     dot=None,
+    products=None,
 )
 
 

@@ -42,8 +42,8 @@ def optimize(
             What is not given is taken from the blobs in the workspace, and inferred from there.
         dry_run: change nothing, and report what would be done.
         even_if_slower: apply rules also where they would cost more than they gain, as for very small sizes.
-        trials: False to time nothing: what only a trial can tell stays as it is, and each process makes the same net
-            of the same one, whose results are the same to the bit.
+        trials: False to time nothing: what only a trial can tell stays as it is, and on one machine each process
+            makes the same net, whose results are the same to the bit with the same number of threads.
 
     Returns:
         A `Report`: `counts` by rule, `rewrites`, `refusals` with their reasons. `print` it.
