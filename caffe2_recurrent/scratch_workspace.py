@@ -1,4 +1,4 @@
-"""A workspace of its own for nets that must leave no trace in the caller's."""
+"""Workspaces for nets that must leave no trace in the caller's."""
 
 import contextlib
 from typing import Iterator
@@ -8,18 +8,27 @@ from caffe2.python import core, workspace
 
 
 @contextlib.contextmanager
-def scratch_workspace(name: str) -> Iterator[None]:
-    """The body runs in an empty workspace, which is emptied again; the caller's is as it was, and current again.
+def inside(name: str) -> Iterator[None]:
+    """The body runs in this workspace, which is made if there is none; the caller's is as it was, and current again.
 
     What is fed there is on the CPU, whatever device the caller is about to build for.
     """
     previous = workspace.CurrentWorkspace()
     workspace.SwitchWorkspace(name, True)
     try:
-        workspace.ResetWorkspace()
         with core.DeviceScope(core.DeviceOption(caffe2_pb2.CPU)):
             yield
     finally:
-        # Caffe2 cannot take a workspace away, only what is in it.
-        workspace.ResetWorkspace()
         workspace.SwitchWorkspace(previous)
+
+
+@contextlib.contextmanager
+def scratch_workspace(name: str) -> Iterator[None]:
+    """The body runs in an empty workspace, which is emptied again."""
+    with inside(name):
+        try:
+            workspace.ResetWorkspace()
+            yield
+        finally:
+            # Caffe2 cannot take a workspace away, only what is in it.
+            workspace.ResetWorkspace()

@@ -11,7 +11,7 @@ import comparing
 from caffe2_recurrent.operators import is_on_onednn
 from caffe2_recurrent.rewriting import onednn, step_products
 from caffe2_recurrent.rewriting.rules import packed_products
-from caffe2_recurrent.rewriting.trial import Seconds
+from caffe2_recurrent.rewriting.subjects import Seconds
 from cells import CELLS
 
 FROM = onednn.FROM

@@ -14,7 +14,7 @@ import step_nets
 from caffe2_recurrent import LSTM, MILSTM, optimize, recurrent_net, retrieve_step_blobs
 from caffe2_recurrent.loop import read_loops
 from caffe2_recurrent.rewriting.rules import RULES, forward_links
-from caffe2_recurrent.rewriting.trial import Seconds
+from caffe2_recurrent.rewriting.subjects import Seconds
 from onednn_support import make_up
 from rewriting_support import LOOP, D, N, T
 

@@ -16,7 +16,7 @@ from caffe2_recurrent.rewriting.lstm_forms import FORMS, ByKind, ByTanh
 from caffe2_recurrent.rewriting.rules import RULES, gates_first, lstm_unit
 from caffe2_recurrent.rewriting.rules.gates_first import Size
 from caffe2_recurrent.rewriting.step_products import COLUMNS, ROWS, TRANSPOSED_ROWS
-from caffe2_recurrent.rewriting.trial import Seconds
+from caffe2_recurrent.rewriting.subjects import Seconds
 from caffe2_recurrent.sizes import Sizes
 from onednn_support import leaving_no_trace
 from step_nets import D, N, T
@@ -471,13 +471,13 @@ def test_it_is_tried(layout, of_sequence):
     region = tuple(operator.SerializeToString() for operator in (made("Tanh", ["y"], ["y1"]), split))
     seen = []
     with leaving_no_trace(), pytest.MonkeyPatch.context() as patch:
-        seconds = trial.seconds
+        prepared = trial.prepared
 
-        def spied(step, shapes, once=()):
-            seen.append([operator.type for operator in step])
-            return seconds(step, shapes, once)
+        def spied(subject):
+            seen.append([operator.type for operator in subject.step])
+            return prepared(subject)
 
-        patch.setattr(trial, "seconds", spied)
+        patch.setattr(trial, "prepared", spied)
         found = gates_first._tried.__wrapped__(Size(6, 3, 4, of_sequence, 8, layout, region))
     assert set(found) == {True, False} and all(seconds.step > 0 for seconds in found.values())
     steps = [kinds for kinds in seen if "Tanh" in kinds]

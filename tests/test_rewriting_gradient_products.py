@@ -12,7 +12,7 @@ from caffe2_recurrent import optimize, recurrent_net
 from caffe2_recurrent.rewriting import gradients_apart
 from caffe2_recurrent.rewriting.gradients_apart import Apart, Size
 from caffe2_recurrent.rewriting.rules import products_over_steps
-from caffe2_recurrent.rewriting.trial import Seconds, result
+from caffe2_recurrent.rewriting.subjects import Seconds, result
 from net_products_support import GRADIENT, PRODUCT, Net, changed_between, outside, said, without_the_gradient_of_x
 from onednn_support import EVERY_CELL, assert_cell
 from step_nets import Maker, N, T
@@ -324,6 +324,9 @@ def test_gradients_are_tried(size):
 def test_onednn_is_compared_with_the_faster_way(monkeypatch):
     """A gradient that MKL is to have in parts is none for oneDNN to beat as it is."""
     make_up(monkeypatch, as_it_is=3.0, direct=1.0)
-    monkeypatch.setattr(products_over_steps.trial, "seconds", lambda operators, shapes: Seconds(0.0, 2.0))
-    assert products_over_steps._time(products_over_steps.Size(GRADIENT, 6, 5, 7, 3), None).step == 1.0
-    assert products_over_steps._time(products_over_steps.Size(PRODUCT, 6, 5, 7, 1), None).step == 2.0
+    subject = products_over_steps._subject(products_over_steps.Size(GRADIENT, 6, 5, 7, 3), None)
+    expected = gradients_apart.operators(Size(6, 5, 7, 3, False), Apart(False))
+    assert list(subject.step) == expected and "MatMul" in [operator.type for operator in expected]
+    assert set(subject.shapes) >= set(expected[0].input)
+    subject = products_over_steps._subject(products_over_steps.Size(PRODUCT, 6, 5, 7, 1), None)
+    assert [operator.type for operator in subject.step] == [PRODUCT]

@@ -10,13 +10,14 @@ from caffe2.python.model_helper import ModelHelper
 import rewriting_support as support
 import test_rewriting_sequence_bias as biases
 from caffe2_recurrent import LSTM, check_gradients, optimize, prediction_net
-from caffe2_recurrent.rewriting import sigmoids, trial
+from caffe2_recurrent.rewriting import sigmoids
 from caffe2_recurrent.rewriting.rules import joined_sequence, products_over_steps
 from caffe2_recurrent.rewriting.rules.joined_sequence import Size
 from caffe2_recurrent.rewriting.step_products import COLUMNS, MULTIPLICATION, ROWS
-from caffe2_recurrent.rewriting.trial import Seconds
+from caffe2_recurrent.rewriting.subjects import Seconds, Subject, result
 from caffe2_recurrent.sizes import find_sizes
 from caffe2_recurrent.wiring import Link
+from made_up_clock import make_up_clock
 from onednn_support import EVERY_CELL, assert_cell, leaving_no_trace, make_up, make_up_gain
 from step_nets import D, N, T
 from test_rewriting_onednn import feed_parameters, with_other_weights
@@ -616,26 +617,23 @@ def test_both_ways_are_tried(sigmoid, layout):
 
 
 def test_which_way_takes_how_long(monkeypatch):
-    monkeypatch.setattr(joined_sequence, "_seconds", lambda size, is_joined: Seconds(size.steps, float(is_joined)))
+    monkeypatch.setattr(joined_sequence, "_subject", lambda size, is_joined: Subject([size, is_joined], {}))
+    make_up_clock(monkeypatch, lambda subject: Seconds(subject.step[0].steps, float(subject.step[1])))
     found = joined_sequence._tried.__wrapped__(Size(5, 3, 8, 4, 16, ROWS, b""))
     assert found == {False: Seconds(5, 0.0), True: Seconds(5, 1.0)}
 
 
-def form_of(size, is_joined, monkeypatch):
+def form_of(size, is_joined):
     """What is tried: the types of what is done once, and in a step; what that gives."""
-    kept = []
-    monkeypatch.setattr(trial, "seconds", lambda *forms: kept.append(forms) or Seconds(1.0, 1.0))
-    joined_sequence._seconds(size, is_joined)
-    # Smaller trials may have gone before.
-    step, shapes, once = kept[-1]
+    step, shapes, once = joined_sequence._subject(size, is_joined)
     random = np.random.RandomState(3)
     own = ["x", "v", "c", "h", "w"]
     values = {blob: random.uniform(-1, 1, shapes[blob]).astype(np.float32) for blob in own}
     (slice_,) = set(shapes) - set(own)
-    values[slice_] = (values["x"] if is_joined else trial.result(once, values, "sequence"))[:1]
+    values[slice_] = (values["x"] if is_joined else result(once, values, "sequence"))[:1]
     assert values[slice_].shape == shapes[slice_]
     types = [[operator.type for operator in operators] for operators in (once, step)]
-    return types, trial.result([*once, *step], values, "s" if size.sigmoid else "y")
+    return types, result([*once, *step], values, "s" if size.sigmoid else "y")
 
 
 @LAYOUTS_TRIED
@@ -650,8 +648,8 @@ def test_both_ways_give_the_same(packed, sigmoid, layout, monkeypatch):
     monkeypatch.setattr(products_over_steps, "seconds", lambda size, layout: 1.0)
     monkeypatch.setattr(sigmoids, "_is_faster_there", lambda way, operator, rows, columns: True)
     size = Size(5, 3, 8, 4, 16, layout, SIGMOIDS[sigmoid])
-    (before_apart, apart), expected = form_of(size, False, monkeypatch)
-    (before_joined, joined), found = form_of(size, True, monkeypatch)
+    (before_apart, apart), expected = form_of(size, False)
+    (before_joined, joined), found = form_of(size, True)
     assert expected.shape == (1, size.rows, size.outer)
     assert support.difference(found, expected) < support.TOLERANCE
     assert "FC" in before_apart and "FC" not in before_joined and "Sum" in apart and "Sum" not in joined

@@ -8,7 +8,7 @@ from caffe2_recurrent import optimize
 from caffe2_recurrent.rewriting import vectorised
 from caffe2_recurrent.rewriting.lstm_forms import FORMS, ByKind, BySigmoid, ByTanh, WithoutCandidate
 from caffe2_recurrent.rewriting.rules import lstm_unit
-from caffe2_recurrent.rewriting.trial import Seconds
+from caffe2_recurrent.rewriting.subjects import Seconds
 from cells import CELLS
 from onednn_support import assert_cell, leaving_no_trace
 

@@ -26,7 +26,7 @@ from caffe2_recurrent.loop import read_loops
 from caffe2_recurrent.operators import is_on_onednn
 from caffe2_recurrent.rewriting import onednn, separate_rows, step_products, vectorised
 from caffe2_recurrent.rewriting.step_products import Size
-from caffe2_recurrent.rewriting.trial import Seconds
+from caffe2_recurrent.rewriting.subjects import Seconds
 from numpy_lstm import Case
 from onednn_support import (
     EVERY_CELL,

@@ -13,7 +13,7 @@ from caffe2_recurrent.rewriting import onednn, onednn_convolutions, onednn_over_
 from caffe2_recurrent.rewriting.onednn_over_steps import Layout, layouts
 from caffe2_recurrent.rewriting.rules import products_over_steps
 from caffe2_recurrent.rewriting.rules.products_over_steps import Size
-from caffe2_recurrent.rewriting.trial import Seconds
+from caffe2_recurrent.rewriting.subjects import Seconds
 from net_products_support import (
     GRADIENT,
     PRODUCT,

@@ -14,7 +14,7 @@ from caffe2_recurrent.loop import read_loops
 from caffe2_recurrent.rewriting import over_steps
 from caffe2_recurrent.rewriting.lstm_forms import ByTanh
 from caffe2_recurrent.rewriting.rules import RULES, executor_threads, lstm_unit
-from caffe2_recurrent.rewriting.trial import Seconds
+from caffe2_recurrent.rewriting.subjects import Seconds
 from caffe2_recurrent.sizes import Sizes
 from cells import CELLS
 from onednn_support import leaving_no_trace, make_up

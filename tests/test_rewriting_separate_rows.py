@@ -9,6 +9,7 @@ from caffe2_recurrent import optimize
 from caffe2_recurrent.operator_arguments import set_arguments
 from caffe2_recurrent.rewriting import onednn, onednn_over_steps, separate_rows, trial
 from caffe2_recurrent.rewriting.onednn_over_steps import layouts
+from caffe2_recurrent.rewriting.subjects import result
 from onednn_support import in_ifs, leaving_no_trace, on_onednn
 
 PACKED, OVER_STEPS = "packed_products", "products_over_steps"
@@ -56,7 +57,7 @@ def test_what_is_said_of_steps_is_so(way, inner, outer):
         loop = trial.lone_loop(["x", "w", "b", "y"])
         product = onednn.Product("x", None, "w", "b", "y", rows, inner, outer)
         step = onednn.emit(way, loop, product, loop.forward).operators
-        found = trial.result([*loop.before, *step], values, "y")
+        found = result([*loop.before, *step], values, "y")
         kept = [row for row in range(rows) if row % 3 != 1]
         np.testing.assert_allclose(found[0, kept], x[0, kept] @ values["w"].T + 1, rtol=1e-4, atol=1e-5)
 
@@ -72,7 +73,7 @@ def test_what_is_said_of_all_steps_is_so(inner, outer):
             values = {"x": x, "w": random.uniform(-1, 1, (outer, inner)).astype(np.float32), "b": np.ones(outer, "f")}
             operator = core.CreateOperator("FC", ["x", "w", "b"], ["y"], axis=2)
             loop = trial.lone_loop(["x", "w", "b", "y"])
-            found = trial.result(onednn_over_steps.in_a_net(loop, operator, layout, layout), values, "y")
+            found = result(onednn_over_steps.in_a_net(loop, operator, layout, layout), values, "y")
             kept = [row for row in range(rows) if row % 3 != 1]
             np.testing.assert_allclose(found[0, kept], x[0, kept] @ values["w"].T + 1, rtol=1e-4, atol=1e-5)
 

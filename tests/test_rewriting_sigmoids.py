@@ -10,7 +10,7 @@ from caffe2_recurrent import optimize, recurrent_net
 from caffe2_recurrent.operators import new_operator
 from caffe2_recurrent.rewriting import onednn, separate_rows, sigmoids
 from caffe2_recurrent.rewriting.onednn import Product
-from caffe2_recurrent.rewriting.trial import Seconds
+from caffe2_recurrent.rewriting.subjects import Seconds
 from onednn_support import FROM, THERE, force, leaving_no_trace, on_onednn
 from step_nets import D, Maker, N, T
 from test_rewriting_rules import loop_of, made

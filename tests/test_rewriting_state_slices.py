@@ -6,6 +6,7 @@ from caffe2.python import workspace
 
 import rewriting_support as support
 from caffe2_recurrent.rewriting import state_slices, trial
+from caffe2_recurrent.rewriting.subjects import result
 
 RULE = "parameter_gradients"
 POSSIBLE = [way for way in state_slices.WAYS if state_slices._runs(way)]
@@ -18,7 +19,7 @@ EVERY_WAY = pytest.mark.parametrize("way", POSSIBLE, ids=lambda way: way.__name_
 def test_slices(steps, first, way):
     whole = np.random.randn(steps + 1, 3, 2).astype(np.float32)
     operator = way(trial.lone_loop(["s", "t"]), "s", "t", first)
-    found = trial.result([operator], {"s": whole}, "t")
+    found = result([operator], {"s": whole}, "t")
     np.testing.assert_array_equal(found, whole[first : steps + first])
 
 

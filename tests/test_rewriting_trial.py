@@ -1,105 +1,17 @@
-"""`trial`: operators timed in a workspace of their own; `vectorised`, which decides by it. Never how long they take."""
+"""`trial`: who wins, by a clock that is made up; `vectorised`, which decides by it. Never how long anything takes."""
 
+import contextlib
+import functools
 import math
 
-import numpy as np
 import pytest
-from caffe2.proto import caffe2_pb2
-from caffe2.python import core, workspace
+from caffe2.python import core
 
 from caffe2_recurrent.rewriting import trial, vectorised
 from caffe2_recurrent.rewriting.emit import Emitter
-from caffe2_recurrent.rewriting.trial import Seconds
+from caffe2_recurrent.rewriting.subjects import Seconds, Subject
+from made_up_clock import make_up_clock
 from onednn_support import leaving_no_trace
-
-SHAPES = {"x": (5, 4), "w": (3, 4), "b": (3,)}
-PRODUCT = core.CreateOperator("FC", ["x", "w", "b"], ["y"])
-
-
-@pytest.fixture
-def own():
-    """The workspace of a caller, with a blob by a name that the trials use and a net."""
-    before = workspace.CurrentWorkspace()
-    workspace.SwitchWorkspace("callers", True)
-    workspace.FeedBlob("x", np.arange(3.0))
-    net = core.Net("trial_step")
-    net.Copy("x", "copied")
-    workspace.CreateNet(net)
-    yield net
-    assert workspace.CurrentWorkspace() == "callers"
-    # As it was created, and not one of a trial's.
-    workspace.RunNet(net)
-    np.testing.assert_array_equal(workspace.FetchBlob("copied"), np.arange(3.0))
-    workspace.ResetWorkspace()
-    workspace.SwitchWorkspace(before)
-
-
-def test_times_of_a_step_and_of_what_is_done_once(own):
-    with leaving_no_trace():
-        found = trial.seconds([core.CreateOperator("Tanh", ["y"], ["z"])], SHAPES, once=[PRODUCT])
-    assert found.once > 0 and found.step > 0
-
-
-def test_nothing_to_do_once(own):
-    with leaving_no_trace():
-        found = trial.seconds([PRODUCT], SHAPES)
-    assert found.once == 0 and found.step > 0
-
-
-NONSENSE = caffe2_pb2.OperatorDef(type="Nonsense")
-CANNOT_RUN = {
-    "unknown": ([NONSENSE], (), "Cannot create operator of type 'Nonsense'"),
-    "unknown, once": ([PRODUCT], [NONSENSE], "Cannot create operator of type 'Nonsense'"),
-    "no input": ([core.CreateOperator("Tanh", ["nowhere"], ["z"])], (), "non-existing input blob: nowhere"),
-    "sizes": ([core.CreateOperator("FC", ["x", "x", "b"], ["y"])], (), "Error from operator"),
-}
-
-
-@pytest.mark.parametrize("step, once, reason", CANNOT_RUN.values(), ids=list(CANNOT_RUN))
-def test_what_cannot_run(step, once, reason, own):
-    with leaving_no_trace(), pytest.raises(RuntimeError, match=reason):
-        trial.seconds(step, SHAPES, once)
-
-
-def test_random_numbers_of_the_caller_stay():
-    np.random.seed(3)
-    expected = np.random.rand(4)
-    np.random.seed(3)
-    trial.seconds([PRODUCT], SHAPES)
-    np.testing.assert_array_equal(np.random.rand(4), expected)
-
-
-def test_inputs(monkeypatch):
-    """Of the shapes given, float32, the same each time, and neither all alike nor large."""
-    found = []
-    monkeypatch.setattr(trial, "_best", lambda net: found.append({b: workspace.FetchBlob(b) for b in SHAPES}) or 1.0)
-    for _ in range(2):
-        assert trial.seconds([PRODUCT], SHAPES) == Seconds(0.0, 1.0)
-    for blob, shape in SHAPES.items():
-        assert found[0][blob].shape == shape and found[0][blob].dtype == np.float32
-        assert np.ptp(found[0][blob]) > 0 and np.abs(found[0][blob]).max() <= 1
-        np.testing.assert_array_equal(found[0][blob], found[1][blob])
-
-
-@pytest.mark.parametrize(
-    "times, expected, runs",
-    [
-        # One run is enough for the clock: a few rounds of it.
-        ([4e-4, 5e-4, 3e-4], 3e-4, [1] + [1] * 2),
-        # So short that a round takes many.
-        ([1e-6] + [2e-6] * 2, 1e-6, [1] + [100] * 2),
-        ([9e-5] + [2e-4, 8e-5], 8e-5, [1] + [3] * 2),
-        # So long that few rounds must do, or none.
-        ([0.2], 0.2, [1]),
-        ([0.04, 0.03, 0.05], 0.03, [1, 1, 1]),
-        ([0.0] + [0.0] * 2, 0.0, [1] + [100] * 2),
-    ],
-)
-def test_the_best_of_some_rounds(times, expected, runs, monkeypatch):
-    asked, left = [], iter(times)
-    monkeypatch.setattr(trial, "_time", lambda net, runs: asked.append(runs) or next(left))
-    assert trial.seconds([PRODUCT], SHAPES) == Seconds(0.0, expected)
-    assert asked == runs and list(left) == []
 
 
 def test_a_loop_of_nothing():
@@ -139,23 +51,27 @@ def test_atens_operator_is_taken_where_the_size_is_not_known(kind, monkeypatch):
 @KINDS
 @pytest.mark.parametrize("atens, own, faster", [(1.0, 2.0, True), (2.0, 1.0, False), (1.0, 1.0, False)])
 def test_what_a_trial_says(kind, atens, own, faster, monkeypatch):
-    def seconds(operators, shapes):
+    def seconds(subject):
+        operators, shapes, once = subject
+        assert once == ()
         (operator,) = operators
         assert shapes == dict.fromkeys(operator.input, (7,)) and operator.type in ("ATen", kind)
         return Seconds(0.0, atens if operator.type == "ATen" else own)
 
-    monkeypatch.setattr(trial, "seconds", seconds)
+    make_up_clock(monkeypatch, seconds)
     assert vectorised.aten_is_faster.__wrapped__(kind, 7) is faster
 
 
 @pytest.mark.parametrize("atens, own, faster", [(1.0, 2.0, True), (2.0, 1.0, False)])
 def test_what_a_trial_says_of_additions(atens, own, faster, monkeypatch):
-    def seconds(operators, shapes):
+    def seconds(subject):
+        operators, shapes, once = subject
+        assert once == ()
         (operator,) = operators
         assert shapes == {"x": (1, 3, 7), "b": (7,)} and list(operator.input) == list(shapes)
         return Seconds(0.0, atens if operator.type == "ATen" else own)
 
-    monkeypatch.setattr(trial, "seconds", seconds)
+    make_up_clock(monkeypatch, seconds)
     assert vectorised._aten_adds_faster.__wrapped__(3, 7) is faster
 
 
@@ -163,13 +79,15 @@ def test_what_a_trial_says_of_additions(atens, own, faster, monkeypatch):
 def test_what_a_trial_says_of_products(atens, own, faster, monkeypatch):
     """In a step, a little less is nothing gained."""
 
-    def seconds(operators, shapes):
+    def seconds(subject):
+        operators, shapes, once = subject
+        assert once == ()
         operator, *others = operators
         assert list(shapes.values()) == [(7,), (7,)] and list(operator.input) == list(shapes)
         assert others == (vectorised.IN_A_ROW - 1) * [operator]
         return Seconds(0.0, atens if operator.type == "ATen" else own)
 
-    monkeypatch.setattr(trial, "seconds", seconds)
+    make_up_clock(monkeypatch, seconds)
     assert vectorised.aten_multiplies_faster.__wrapped__(7) is faster
 
 
@@ -212,19 +130,18 @@ def taking_turns(monkeypatch, candidates, steps=None):
     A second of a step takes a second.
     """
     seen, now = [], [0.0]
+    left = {name: list(turns) for name, turns in candidates.items()}
 
-    def candidate(name, left):
-        def run():
-            seen.append(name)
-            found = Seconds(*left.pop(0))
-            now[0] += found.step
-            return found
+    def seconds(subject):
+        (name,) = subject.step
+        seen.append(name)
+        found = Seconds(*left[name].pop(0))
+        now[0] += found.step
+        return found
 
-        return run
-
+    make_up_clock(monkeypatch, seconds)
     monkeypatch.setattr(trial.time, "perf_counter", lambda: now[0])
-    made = {name: candidate(name, list(turns)) for name, turns in candidates.items()}
-    return trial.in_turn(made, steps), "".join(seen)
+    return trial.in_turn({name: functools.partial(Subject, [name], {}) for name in candidates}, steps), "".join(seen)
 
 
 def test_candidates_take_turns(monkeypatch):
@@ -249,6 +166,39 @@ def test_what_is_done_once_counts_for_each_step(monkeypatch):
     assert found == {"a": (0, 0.4), "b": (1, 0.2)} and seen == "ab" * trial.TURNS
 
 
+# Bytes of the inputs of two subjects, whether they are never to be there together, and whether they ever are.
+@pytest.mark.parametrize(
+    "sizes, one_by_one, together",
+    [
+        ([4, 4], False, True),
+        ([4, 4], True, False),
+        ([trial.LITTLE - 4, 4], False, True),
+        ([trial.LITTLE - 4, 8], False, False),
+    ],
+)
+def test_subjects_are_there_at_once_unless_they_are_large(sizes, one_by_one, together, monkeypatch):
+    there, seen = [], []
+
+    @contextlib.contextmanager
+    def prepared(subject):
+        there.append(subject)
+        yield lambda: seen.append(len(there)) or Seconds(0.0, 1.0)
+        there.remove(subject)
+
+    monkeypatch.setattr(trial, "prepared", prepared)
+    monkeypatch.setattr(trial.time, "perf_counter", lambda: float(len(seen)) / 10)
+    subjects = [Subject([], {"x": (size // 4,)}) for size in sizes]
+    trial.in_turn({name: lambda subject=subject: subject for name, subject in zip("ab", subjects)}, None, one_by_one)
+    assert seen == 2 * trial.TURNS * [2 if together else 1] and there == []
+
+
+def test_nothing_is_left_of_a_trial_that_fails():
+    """Caffe2 cannot run one of the subjects."""
+    good, bad = (Subject([core.CreateOperator("Tanh", [blob], ["y"])], {"x": (3,)}) for blob in ("x", "nowhere"))
+    with leaving_no_trace(), pytest.raises(RuntimeError, match="non-existing input blob: nowhere"):
+        trial.in_turn({"good": lambda: good, "bad": lambda: bad})
+
+
 def test_without_trials_the_first_is_taken():
     def candidate():
         pytest.fail("it is run")
@@ -259,13 +209,14 @@ def test_without_trials_the_first_is_taken():
             assert found == {"a": (0, 1), "b": (0, math.inf), "c": (0, math.inf)}
 
 
-def test_what_was_chosen_without_trials_is_not_remembered_for_others():
+def test_what_was_chosen_without_trials_is_not_remembered_for_others(monkeypatch):
+    make_up_clock(monkeypatch, lambda subject: Seconds(0.0, *subject.step))
     asked = []
 
     @trial.remembered
     def chosen(size):
         asked.append(size)
-        return min(trial.in_turn({"a": lambda: Seconds(0.0, 5.0), "b": lambda: Seconds(0.0, 3.0)}).values())
+        return min(trial.in_turn({"a": lambda: Subject([5.0], {}), "b": lambda: Subject([3.0], {})}).values())
 
     for _ in range(2):
         with trial.trying(False):
@@ -282,12 +233,14 @@ def test_what_was_chosen_without_trials_is_not_remembered_for_others():
 def test_short_trials_have_more_turns(monkeypatch):
     """So that a slow phase of some milliseconds does not decide; whoever is still slow in the third turn has lost."""
     candidates = {
-        "a": [(0, 0.001)] * 9,
-        "b": [(0, 0.002), (0, 0.0008)] + [(0, 0.001)] * 9,
+        "a": [(0, 0.001)] * 20,
+        "b": [(0, 0.002), (0, 0.0008)] + [(0, 0.001)] * 20,
         "c": [(0, 0.002)] * 2,
     }
     found, seen = taking_turns(monkeypatch, candidates)
-    assert found == {"a": (0, 0.001), "b": (0, 0.0008), "c": (0, 0.002)} and seen == "abc" * 2 + "ab" * 6
+    assert found == {"a": (0, 0.001), "b": (0, 0.0008), "c": (0, 0.002)}
+    # 5 ms, 3.8 ms, and 2 ms each until 30 are over.
+    assert trial.SHORT == 0.03 and seen == "abc" * 2 + "ab" * 11
 
 
 def test_who_is_left_has_won(monkeypatch):

@@ -18,6 +18,7 @@ from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.rewriting import trial
 from caffe2_recurrent.rewriting.emit import Emitter
 from caffe2_recurrent.rewriting.net_products import GRADIENT
+from caffe2_recurrent.rewriting.subjects import Seconds, Subject
 from caffe2_recurrent.sizes import Shape
 
 
@@ -88,7 +89,7 @@ def fastest(size: Size) -> Optional[Apart]:
 def seconds(size: Size) -> Dict[Optional[Apart], float]:
     """By the way; in proportion where there are more rows than a trial needs."""
     rows = trial.rows_to_try(size.rows, size.inner, size.outer, ENOUGH)
-    found: Dict[Optional[Apart], trial.Seconds] = _tried(size._replace(rows=rows))
+    found: Dict[Optional[Apart], Seconds] = _tried(size._replace(rows=rows))
     return {way: tried.step * size.rows / rows for way, tried in found.items()}
 
 
@@ -108,9 +109,9 @@ def shapes(size: Size) -> Dict[str, Shape]:
 
 
 @trial.remembered
-def _tried(size: Size) -> Dict[Optional[Apart], trial.Seconds]:
-    return trial.in_turn({way: functools.partial(_time, size, way) for way in ways(size)})
+def _tried(size: Size) -> Dict[Optional[Apart], Seconds]:
+    return trial.in_turn({way: functools.partial(subject, size, way) for way in ways(size)})
 
 
-def _time(size: Size, way: Optional[Apart]) -> trial.Seconds:
-    return trial.seconds(operators(size, way), {**shapes(size), "bias": (size.outer,)})
+def subject(size: Size, way: Optional[Apart]) -> Subject:
+    return Subject(operators(size, way), {**shapes(size), "bias": (size.outer,)})

@@ -11,6 +11,7 @@ from caffe2_recurrent.rewriting import dataflow, onednn, trial
 from caffe2_recurrent.rewriting.addends import is_needed
 from caffe2_recurrent.rewriting.emit import is_aten
 from caffe2_recurrent.rewriting.onednn import Product
+from caffe2_recurrent.rewriting.subjects import Seconds, Subject
 
 SIGMOID = "Sigmoid"
 # Columns of the rows in a trial: few, so that it is not the product that is timed.
@@ -64,20 +65,20 @@ def as_bytes(operator: caffe2_pb2.OperatorDef, blob: str, sigmoid: str) -> bytes
 
 
 def _is_faster_there(way: str, operator: caffe2_pb2.OperatorDef, rows: int, columns: int) -> bool:
-    found: Dict[bool, trial.Seconds] = _tried(way, as_bytes(operator, "y", "s"), rows, columns)
+    found: Dict[bool, Seconds] = _tried(way, as_bytes(operator, "y", "s"), rows, columns)
     return found[True].step < found[False].step
 
 
 @trial.remembered
-def _tried(way: str, operator: bytes, rows: int, columns: int) -> Dict[bool, trial.Seconds]:
-    time = functools.partial(_seconds, way, operator, rows, columns)
-    return trial.in_turn({there: functools.partial(time, there) for there in (False, True)})
+def _tried(way: str, operator: bytes, rows: int, columns: int) -> Dict[bool, Seconds]:
+    subject = functools.partial(_subject, way, operator, rows, columns)
+    return trial.in_turn({there: functools.partial(subject, there) for there in (False, True)})
 
 
-def _seconds(way: str, operator: bytes, rows: int, columns: int, there: bool) -> trial.Seconds:
-    """The time of a small product with its sigmoid, taken by `operator` or by oneDNN."""
+def _subject(way: str, operator: bytes, rows: int, columns: int, there: bool) -> Subject:
+    """A small product with its sigmoid, taken by `operator` or by oneDNN."""
     taking = caffe2_pb2.OperatorDef.FromString(operator)
     product = Product("x", "w", None, None, "y", rows, INNER, columns, "s" if there else None)
     loop = trial.lone_loop(["x", "w", "y", "s"])
     step = onednn.emit(way, loop, product, loop.forward).operators + ([] if there else [taking])
-    return trial.seconds(step, {"x": (1, rows, INNER), "w": (INNER, columns)}, loop.before)
+    return Subject(step, {"x": (1, rows, INNER), "w": (INNER, columns)}, loop.before)

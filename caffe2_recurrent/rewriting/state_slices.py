@@ -12,6 +12,7 @@ from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operators import new_operator
 from caffe2_recurrent.rewriting import trial
 from caffe2_recurrent.rewriting.emit import ATEN, aten_is_missing
+from caffe2_recurrent.rewriting.subjects import result
 
 Way = Callable[[Loop, str, str, int], caffe2_pb2.OperatorDef]
 
@@ -53,7 +54,7 @@ def _first_that_runs() -> Way:
 def _runs(way: Way) -> bool:
     whole = np.zeros((3, 1, 1), np.float32)
     try:
-        trial.result([way(trial.lone_loop(["s", "t"]), "s", "t", 1)], {"s": whole}, "t")
+        result([way(trial.lone_loop(["s", "t"]), "s", "t", 1)], {"s": whole}, "t")
     except RuntimeError:
         # There is no list of the operators of ATen that Caffe2 knows.
         return False

@@ -10,6 +10,7 @@ from caffe2_recurrent.operator_arguments import integer, set_arguments
 from caffe2_recurrent.operators import is_on_onednn
 from caffe2_recurrent.rewriting import onednn, trial
 from caffe2_recurrent.rewriting.rows import FEATURES
+from caffe2_recurrent.rewriting.subjects import Seconds, Subject
 from caffe2_recurrent.sizes import Shape, Sizes
 
 FC, TRANSPOSED, MULTIPLICATION = "FC", "FCTransposed", "BatchMatMul"
@@ -108,19 +109,19 @@ def seconds_of_step(size: Size, way: str, steps: Optional[int]) -> float:
     return found.step + (found.once / steps if steps else 0.0)
 
 
-def tried(size: Size, way: str) -> trial.Seconds:
+def tried(size: Size, way: str) -> Seconds:
     """Such a product by itself: as it is, an FC with weights transposed beforehand, or in one of oneDNN's ways."""
-    found: Dict[str, trial.Seconds] = _tried(size)
+    found: Dict[str, Seconds] = _tried(size)
     return found[way]
 
 
 @trial.remembered
-def _tried(size: Size) -> Dict[str, trial.Seconds]:
+def _tried(size: Size) -> Dict[str, Seconds]:
     ways = [AS_IT_IS] + ([TRANSPOSED] if size.kind == FC else []) + ([] if onednn.is_missing() else list(onednn.ways()))
-    return trial.in_turn({way: functools.partial(_seconds, size, way) for way in ways})
+    return trial.in_turn({way: functools.partial(_subject, size, way) for way in ways})
 
 
-def _seconds(size: Size, way: str) -> trial.Seconds:
+def _subject(size: Size, way: str) -> Subject:
     weights: Shape = (size.outer, size.inner) if size.in_rows else (size.inner, size.outer)
     bias: Dict[str, Shape] = {"b": (size.outer,)} if size.has_bias else {}
     shapes: Dict[str, Shape] = {"x": (1, size.rows, size.inner), "w": weights, **bias}
@@ -128,10 +129,10 @@ def _seconds(size: Size, way: str) -> trial.Seconds:
     multiplication = {"broadcast": 1, "trans_b": int(size.in_rows)}
     set_arguments(operator, multiplication if size.kind == MULTIPLICATION else {"axis": FEATURES})
     if way == AS_IT_IS:
-        return trial.seconds([operator], shapes)
+        return Subject([operator], shapes)
     loop = trial.lone_loop(shapes)
     if way == TRANSPOSED:
         operator.type, operator.input[1] = TRANSPOSED, loop.add_before("Transpose", ["w"], "w_transposed")
-        return trial.seconds([operator], shapes, loop.before)
+        return Subject([operator], shapes, loop.before)
     emitter = onednn.emit(way, loop, read_product(loop, operator, Sizes(shapes), size.rows), operator)
-    return trial.seconds(emitter.operators, shapes, loop.before)
+    return Subject(emitter.operators, shapes, loop.before)

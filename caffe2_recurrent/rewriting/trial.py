@@ -1,4 +1,4 @@
-"""How long operators take on this machine, with the threads that this process has: run, in a workspace of their own.
+"""What takes the least time on this machine, tried out.
 
 What is compared takes turns, so that what else goes on in the machine meets all of it; and it is remembered, because
 nets tend to have several loops of a size. Without trials the first of what is to be compared wins.
@@ -9,32 +9,22 @@ import contextvars
 import functools
 import math
 import time
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional
 
-import numpy as np
 from caffe2.proto import caffe2_pb2
-from caffe2.python import workspace
 
 from caffe2_recurrent.loop import Loop, Names
-from caffe2_recurrent.scratch_workspace import scratch_workspace
-from caffe2_recurrent.sizes import Shape
+from caffe2_recurrent.rewriting.subjects import Seconds, Subject, prepared
 
-WORKSPACE = "caffe2_recurrent_trial"
 TURNS = 3
-# Seconds that a few more turns may take: the machine's slow phases last some milliseconds.
-SHORT = 0.02
+# Seconds that a few more turns may take: the machine's slow phases last from some milliseconds to half a second.
+SHORT = 0.03
 # What takes more than so many times the least has lost.
 CLOSE = 1.5
 # Seconds after which there is no other turn.
 LONG = 2.0
-ROUNDS = 2
-# Seconds of a round: more than the clock's error, little beside what the net is optimised for.
-ENOUGH = 3e-4
-MOST_RUNS = 100
-# Seconds after which few rounds must do.
-MOST = 0.1
-
-Operators = Sequence[caffe2_pb2.OperatorDef]
+# Bytes of inputs up to which all subjects are there at once.
+LITTLE = 1 << 26
 
 _trying = contextvars.ContextVar("_trying", default=True)
 
@@ -49,44 +39,13 @@ def trying(is_wanted: bool) -> Iterator[None]:
         _trying.reset(before)
 
 
-class Seconds(NamedTuple):
-    """The best time of what is done once, and of what is done in each step."""
+def in_turn(
+    candidates: Mapping[Any, Callable[[], Subject]], steps: Optional[int] = None, one_by_one: bool = False
+) -> Dict[Any, Seconds]:
+    """The best times of all candidates, which are functions that say what is to be timed.
 
-    once: float
-    step: float
-
-    def of_step(self, steps: int) -> float:
-        """The time of a step, with its share of what is done once for all `steps`."""
-        return self.step + self.once / steps
-
-
-def seconds(step: Operators, shapes: Mapping[str, Shape], once: Operators = ()) -> Seconds:
-    """The best time of `step`, and of the operators that have to run `once` before; `shapes` are those of the inputs.
-
-    Raises what Caffe2 raises when it cannot run them.
-    """
-    with scratch_workspace(WORKSPACE):
-        random = np.random.RandomState(0)
-        for blob, shape in shapes.items():
-            workspace.FeedBlob(blob, random.uniform(-1, 1, shape).astype(np.float32))
-        found: List[float] = []
-        for name, operators in (("once", once), ("step", step)):
-            net = _create("trial_" + name, operators)
-            found.append(_best(net) if operators else 0.0)
-        return Seconds(*found)
-
-
-def result(operators: Operators, values: Mapping[str, np.ndarray], blob: str) -> np.ndarray:
-    """What `operators` make of `values` in `blob`."""
-    with scratch_workspace(WORKSPACE):
-        for name, value in values.items():
-            workspace.FeedBlob(name, value)
-        workspace.RunNet(_create("trial", operators))
-        return workspace.FetchBlob(blob)
-
-
-def in_turn(candidates: Mapping[Any, Callable[[], Seconds]], steps: Optional[int] = None) -> Dict[Any, Seconds]:
-    """The best times of all candidates, which are functions that time themselves once.
+    Each is made ready once, so that turns are short, and phases in which the machine is slow meet all alike. Large ones
+    are made ready again for each turn, and so are all that must not be there together: `one_by_one`.
 
     There are more turns while they take next to no time, and fewer after a long one. The clearly slow are left out from
     the third turn on, or from the second if turns take their time; when one is left, it has won. What counts is a step,
@@ -100,20 +59,36 @@ def in_turn(candidates: Mapping[Any, Callable[[], Seconds]], steps: Optional[int
     def cost(name: Any) -> float:
         return found[name].step if steps is None else found[name].of_step(steps)
 
-    start = time.perf_counter()
-    found = {name: candidate() for name, candidate in candidates.items()}
-    close, turns, taken = list(candidates), 1, time.perf_counter() - start
-    while taken <= LONG and (turns < TURNS or taken < SHORT):
-        if turns > 1 or taken > SHORT:
-            least = min(map(cost, found))
-            close = [name for name in close if cost(name) <= CLOSE * least]
-        if len(close) < 2:
-            break
-        for name in close:
-            best, again = found[name], candidates[name]()
-            found[name] = Seconds(min(best.once, again.once), min(best.step, again.step))
-        turns, taken = turns + 1, time.perf_counter() - start
+    subjects = {name: candidate() for name, candidate in candidates.items()}
+    with _timers(subjects, one_by_one or sum(subject.size for subject in subjects.values()) > LITTLE) as timers:
+        start = time.perf_counter()
+        found = {name: timer() for name, timer in timers.items()}
+        close, turns, taken = list(candidates), 1, time.perf_counter() - start
+        while taken <= LONG and (turns < TURNS or taken < SHORT):
+            if turns > 1 or taken > SHORT:
+                least = min(map(cost, found))
+                close = [name for name in close if cost(name) <= CLOSE * least]
+            if len(close) < 2:
+                break
+            for name in close:
+                best, again = found[name], timers[name]()
+                found[name] = Seconds(min(best.once, again.once), min(best.step, again.step))
+            turns, taken = turns + 1, time.perf_counter() - start
     return found
+
+
+@contextlib.contextmanager
+def _timers(subjects: Mapping[Any, Subject], one_by_one: bool) -> Iterator[Dict[Any, Callable[[], Seconds]]]:
+    if one_by_one:
+        yield {name: functools.partial(_alone, subject) for name, subject in subjects.items()}
+        return
+    with contextlib.ExitStack() as stack:
+        yield {name: stack.enter_context(prepared(subject)) for name, subject in subjects.items()}
+
+
+def _alone(subject: Subject) -> Seconds:
+    with prepared(subject) as timer:
+        return timer()
 
 
 _remembering: List[Any] = []
@@ -166,24 +141,3 @@ def lone_loop(names: Iterable[str]) -> Loop:
         gradient=None,
         names=Names(used),
     )
-
-
-def _create(name: str, operators: Operators) -> str:
-    # Not by `workspace.CreateNet`, which `install` may have told to optimise nets with loops.
-    workspace.C.create_net(caffe2_pb2.NetDef(name=name, op=operators).SerializeToString(), False)
-    return name
-
-
-def _best(net: str) -> float:
-    # The first run allocates.
-    workspace.RunNet(net, 1)
-    once = _time(net, 1)
-    runs = max(1, min(MOST_RUNS, int(ENOUGH / max(once, 1e-9))))
-    rounds = min(ROUNDS, int(MOST / max(once, 1e-9)))
-    return min([once, *(_time(net, runs) for _ in range(rounds))])
-
-
-def _time(net: str, runs: int) -> float:
-    start = time.perf_counter()
-    workspace.RunNet(net, runs)
-    return (time.perf_counter() - start) / runs

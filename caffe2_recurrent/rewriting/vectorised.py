@@ -13,6 +13,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.operator_arguments import set_arguments
 from caffe2_recurrent.rewriting import trial
 from caffe2_recurrent.rewriting.emit import ATEN, Emitter, aten_is_missing
+from caffe2_recurrent.rewriting.subjects import Subject
 from caffe2_recurrent.sizes import Shape
 
 SIGMOID, TANH, ADD, MULTIPLY = "Sigmoid", "Tanh", "Add", "Mul"
@@ -75,8 +76,7 @@ def _atens_is_faster(
         operator.input.extend(shapes)
         operator.output.append("y")
     candidates = {
-        name: functools.partial(trial.seconds, times * [found], shapes)
-        for name, found in ((own.type, own), (ATEN, atens))
+        name: functools.partial(Subject, times * [found], shapes) for name, found in ((own.type, own), (ATEN, atens))
     }
     found = trial.in_turn(candidates)
     return bool(gain * found[ATEN].step < found[own.type].step)

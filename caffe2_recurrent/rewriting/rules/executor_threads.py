@@ -14,6 +14,7 @@ from caffe2_recurrent.rewriting import trial
 from caffe2_recurrent.rewriting.overlap import ENABLE, THREADS, why_steps_may_overlap
 from caffe2_recurrent.rewriting.rows import FEATURES
 from caffe2_recurrent.rewriting.rule import Rule, Site
+from caffe2_recurrent.rewriting.subjects import WORKSPACE, Seconds, Subject
 from caffe2_recurrent.sizes import Shape, Sizes
 
 # From here on operators are worth several threads each, which those of the executor do not get. On one thread the
@@ -70,19 +71,22 @@ def _goes_off(steps: Optional[int], batch: Optional[int], size: Optional[int]) -
         return True
     if steps is None:
         return False
-    found: Dict[bool, trial.Seconds] = _tried(min(steps, ENOUGH), batch, size)
+    found: Dict[bool, Seconds] = _tried(min(steps, ENOUGH), batch, size)
     return GAIN * found[True].step > found[False].step
 
 
 @trial.remembered
-def _tried(steps: int, batch: int, size: int) -> Dict[bool, trial.Seconds]:
+def _tried(steps: int, batch: int, size: int) -> Dict[bool, Seconds]:
     """With and without the executor."""
-    time = functools.partial(_seconds, steps, batch, size)
-    return trial.in_turn({executor: functools.partial(time, executor) for executor in (True, False)})
+    subject = functools.partial(_subject, steps, batch, size)
+    # The executor's threads are there as long as its net is.
+    return trial.in_turn(
+        {executor: functools.partial(subject, executor) for executor in (True, False)}, one_by_one=True
+    )
 
 
-def _seconds(steps: int, batch: int, size: int, executor: bool) -> trial.Seconds:
-    """The time of h_t = tanh(columns of h W + b + x_t), with as many columns as an LSTM has for its gates.
+def _subject(steps: int, batch: int, size: int, executor: bool) -> Subject:
+    """h_t = tanh(columns of h W + b + x_t), with as many columns as an LSTM has for its gates.
 
     The sequence is a product too: after such a one the threads of OpenMP are awake.
     """
@@ -94,11 +98,11 @@ def _seconds(steps: int, batch: int, size: int, executor: bool) -> trial.Seconds
         operators = _small_loop()
     set_arguments(operators[-1], {ENABLE: int(executor)})
     set_rnn_executor_config(operators[-1], num_threads=1)
-    return trial.seconds(operators, shapes)
+    return Subject(operators, shapes)
 
 
 def _small_loop() -> List[caffe2_pb2.OperatorDef]:
-    net, cell_net = core.Net(trial.WORKSPACE), core.Net(trial.WORKSPACE + "_step")
+    net, cell_net = core.Net(WORKSPACE), core.Net(WORKSPACE + "_step")
     x, h = cell_net.AddScopedExternalInputs("x_t", "h_prev")
     total = cell_net.Sum([cell_net.FC([h, "w", "b"], "product", axis=FEATURES), x], "total")
     parts = cell_net.Split(total, ["part_{}".format(part) for part in range(4)], axis=FEATURES)

@@ -20,11 +20,12 @@ from caffe2_recurrent.rewriting.rules.joined_sequence import (
     lone_product,
     product_at,
     source_of,
-    timed,
+    subject_of,
 )
 from caffe2_recurrent.rewriting.rules.packed_products import PackedProducts
 from caffe2_recurrent.rewriting.rules.products_over_steps import ProductsOverSteps
 from caffe2_recurrent.rewriting.step_products import MULTIPLICATION, weights_shape
+from caffe2_recurrent.rewriting.subjects import Seconds, Subject
 from caffe2_recurrent.sizes import Sizes
 
 # It must be faster by this factor, in the step and in what is done before the loop.
@@ -84,7 +85,7 @@ class GatesFirst(Rule):
         size = _size(loop, site, sizes)
         if size is None:
             return "the numbers of steps and sequences are not known; give shapes"
-        found: Dict[bool, trial.Seconds] = _tried(size)
+        found: Dict[bool, Seconds] = _tried(size)
         if GAIN * found[True].of_step(size.steps) > found[False].of_step(size.steps):
             return "for [{0.rows}, {0.inner}] x [{0.inner}, {0.outer}] it is not faster".format(size)
         return None
@@ -200,14 +201,14 @@ def _renamed(region: Region, result: str) -> Tuple[bytes, ...]:
 
 
 @trial.remembered
-def _tried(size: Size) -> Dict[bool, trial.Seconds]:
+def _tried(size: Size) -> Dict[bool, Seconds]:
     """Gates first, or as it is."""
-    candidates = {is_first: functools.partial(_seconds, size, is_first) for is_first in (False, True)}
+    candidates = {is_first: functools.partial(_subject, size, is_first) for is_first in (False, True)}
     return trial.in_turn(candidates, size.steps)
 
 
-def _seconds(size: Size, is_first: bool) -> trial.Seconds:
-    """The time of the product with its region in a step, as fast as the rules get it, and of what is done before."""
+def _subject(size: Size, is_first: bool) -> Subject:
+    """The product with its region in a step, as fast as the rules get it, and what is done before."""
     region = [caffe2_pb2.OperatorDef.FromString(operator) for operator in size.region]
     loop, shapes = lone_product(size.steps, size.rows, size.inner, size.of_sequence, size.outer, size.layout)
     loop.operators += region
@@ -220,4 +221,4 @@ def _seconds(size: Size, is_first: bool) -> trial.Seconds:
     else:
         for rule in (JoinedSequence(), PackedProducts(), ProductsOverSteps()):
             passes.apply(rule, loop, sizes)
-    return timed(loop, shapes)
+    return subject_of(loop, shapes)

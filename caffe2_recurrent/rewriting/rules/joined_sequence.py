@@ -16,6 +16,7 @@ from caffe2_recurrent.rewriting.rules.packed_products import PackedProducts
 from caffe2_recurrent.rewriting.rules.products_over_steps import ProductsOverSteps
 from caffe2_recurrent.rewriting.rules.sequence_bias import SequenceBias
 from caffe2_recurrent.rewriting.step_products import COLUMNS, MULTIPLICATION, ROWS, TRANSPOSED_ROWS, weights_shape
+from caffe2_recurrent.rewriting.subjects import Seconds, Subject
 from caffe2_recurrent.sizes import Shape, Sizes
 from caffe2_recurrent.wiring import Link
 
@@ -75,7 +76,7 @@ class JoinedSequence(Rule):
         size = _size(loop, site, sizes)
         if size is None:
             return "the numbers of steps and sequences are not known; give shapes"
-        found: Dict[bool, trial.Seconds] = _tried(size)
+        found: Dict[bool, Seconds] = _tried(size)
         if GAIN * found[True].of_step(size.steps) > found[False].of_step(size.steps):
             return "for [{0.rows}, {0.inner} + {0.of_sequence}] x [.., {0.outer}] it is not faster".format(size)
         return None
@@ -181,14 +182,14 @@ def _size(loop: Loop, site: Site, sizes: Sizes) -> Optional[Size]:
 
 
 @trial.remembered
-def _tried(size: Size) -> Dict[bool, trial.Seconds]:
+def _tried(size: Size) -> Dict[bool, Seconds]:
     """Joined or apart."""
-    candidates = {is_joined: functools.partial(_seconds, size, is_joined) for is_joined in (False, True)}
+    candidates = {is_joined: functools.partial(_subject, size, is_joined) for is_joined in (False, True)}
     return trial.in_turn(candidates, size.steps)
 
 
-def _seconds(size: Size, is_joined: bool) -> trial.Seconds:
-    """The time of the product in a step, by whatever is fastest, and of what is done before the loop."""
+def _subject(size: Size, is_joined: bool) -> Subject:
+    """The product in a step, by whatever is fastest, and what is done before the loop."""
     loop, shapes = lone_product(size.steps, size.rows, size.inner, size.of_sequence, size.outer, size.layout)
     if size.sigmoid:
         loop.operators.append(caffe2_pb2.OperatorDef.FromString(size.sigmoid))
@@ -197,7 +198,7 @@ def _seconds(size: Size, is_joined: bool) -> trial.Seconds:
         passes.apply(JoinedSequence(), loop, sizes, even_if_slower=True)
     for rule in (PackedProducts(), ProductsOverSteps()):
         passes.apply(rule, loop, sizes)
-    return timed(loop, shapes)
+    return subject_of(loop, shapes)
 
 
 def lone_product(
@@ -221,9 +222,9 @@ def lone_product(
     return loop, shapes
 
 
-def timed(loop: Loop, shapes: Dict[str, Shape]) -> trial.Seconds:
-    """The time of such a loop, once rules have been applied to it."""
+def subject_of(loop: Loop, shapes: Dict[str, Shape]) -> Subject:
+    """A step of such a loop, and what is done before, once rules have been applied to it."""
     slices = {link.inner: (1, *shapes[link.outer][1:]) for link in loop.links}
     # The sequence itself, large as it is, is made before the loop, if at all.
     given = {blob: shape for blob, shape in shapes.items() if blob != "sequence"}
-    return trial.seconds(loop.operators, {**given, **slices}, loop.before)
+    return Subject(loop.operators, {**given, **slices}, loop.before)

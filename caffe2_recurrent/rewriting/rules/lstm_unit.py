@@ -15,9 +15,10 @@ from caffe2_recurrent.rewriting.lstm_steps import Unit, UnitGradient, emit_backw
 from caffe2_recurrent.rewriting.masks import step_mask, why_no_mask
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.rules.gates_first import GatesFirst
-from caffe2_recurrent.rewriting.rules.joined_sequence import RESULT, JoinedSequence, lone_product, timed
+from caffe2_recurrent.rewriting.rules.joined_sequence import RESULT, JoinedSequence, lone_product, subject_of
 from caffe2_recurrent.rewriting.rules.packed_products import PackedProducts
 from caffe2_recurrent.rewriting.rules.products_over_steps import ProductsOverSteps
+from caffe2_recurrent.rewriting.subjects import Seconds, Subject
 from caffe2_recurrent.sizes import Shape, Sizes
 
 UNIT, UNIT_GRADIENT = "LSTMUnit", "LSTMUnitGradient"
@@ -164,23 +165,23 @@ def _form(size: int, batch: Optional[int], trains: bool, product: Optional[Behin
     """The fastest form; that by tanh if the number of sequences is not known."""
     if batch is None:
         return ByTanh
-    found: Dict[MakeForm, trial.Seconds] = _tried(size, batch, trains)
+    found: Dict[MakeForm, Seconds] = _tried(size, batch, trains)
     fastest = min(found, key=lambda form: found[form].step)
     if product is None or batch * size < FEWEST_BY_KIND:
         return fastest
-    behind: Dict[MakeForm, trial.Seconds] = _tried_behind(product, size, fastest, trains)
+    behind: Dict[MakeForm, Seconds] = _tried_behind(product, size, fastest, trains)
     by_kind, other = (behind[form].of_step(product.steps) for form in (ByKind, fastest))
     return ByKind if GAIN * by_kind <= other else fastest
 
 
 @trial.remembered
-def _tried(size: int, batch: int, trains: bool) -> Dict[MakeForm, trial.Seconds]:
+def _tried(size: int, batch: int, trains: bool) -> Dict[MakeForm, Seconds]:
     forms = [form for form in FORMS if form is not WithoutCandidate or not trains]
-    return trial.in_turn({form: functools.partial(_seconds, form, size, batch, trains) for form in forms})
+    return trial.in_turn({form: functools.partial(_subject, form, size, batch, trains) for form in forms})
 
 
-def _seconds(form: MakeForm, size: int, batch: int, trains: bool) -> trial.Seconds:
-    """The time of a step, and of the backward step, by themselves."""
+def _subject(form: MakeForm, size: int, batch: int, trains: bool) -> Subject:
+    """A step, and the backward step, by themselves."""
     state: Shape = (1, batch, size)
     shapes: Dict[str, Shape] = {UNIT_OF_TRIAL.cell_prev: state, UNIT_OF_TRIAL.gates: (1, batch, len(GATES) * size)}
     loop = trial.lone_loop([*filter(None, UNIT_OF_TRIAL), *GRADIENT_OF_TRIAL])
@@ -188,7 +189,7 @@ def _seconds(form: MakeForm, size: int, batch: int, trains: bool) -> trial.Secon
     made = form(loop, size, batch * size, 0.0, trains)
     _emit_both_steps(emitter, UNIT_OF_TRIAL, made, emit_gates(emitter, UNIT_OF_TRIAL, made), trains)
     shapes.update(dict.fromkeys(GRADIENT_OF_TRIAL[:2], state))
-    return trial.seconds(emitter.operators, shapes, loop.before)
+    return Subject(emitter.operators, shapes, loop.before)
 
 
 def _emit_both_steps(emitter: Emitter, unit: Unit, form: Form, opened: Opened, trains: bool) -> None:
@@ -199,14 +200,14 @@ def _emit_both_steps(emitter: Emitter, unit: Unit, form: Form, opened: Opened, t
 
 
 @trial.remembered
-def _tried_behind(product: Behind, size: int, other: MakeForm, trains: bool) -> Dict[MakeForm, trial.Seconds]:
+def _tried_behind(product: Behind, size: int, other: MakeForm, trains: bool) -> Dict[MakeForm, Seconds]:
     """Another form and `ByKind`."""
-    candidates = {form: functools.partial(_seconds_behind, product, form, size, trains) for form in (other, ByKind)}
+    candidates = {form: functools.partial(_subject_behind, product, form, size, trains) for form in (other, ByKind)}
     return trial.in_turn(candidates, product.steps)
 
 
-def _seconds_behind(product: Behind, form: MakeForm, size: int, trains: bool) -> trial.Seconds:
-    """The time of a step with its product, as fast as other rules get them, and of what is done before the loop."""
+def _subject_behind(product: Behind, form: MakeForm, size: int, trains: bool) -> Subject:
+    """A step with its product, as fast as other rules get them, and what is done before the loop."""
     loop, shapes = lone_product(*product[:-1], len(GATES) * size, product.layout)
     unit = UNIT_OF_TRIAL._replace(gates=RESULT)
     shapes.update(dict.fromkeys([unit.cell_prev, *GRADIENT_OF_TRIAL[:2]], (1, product.rows, size)))
@@ -218,4 +219,4 @@ def _seconds_behind(product: Behind, form: MakeForm, size: int, trains: bool) ->
     sizes = Sizes(shapes)
     for rule in (GatesFirst(), JoinedSequence(), PackedProducts(), ProductsOverSteps()):
         passes.apply(rule, loop, sizes)
-    return timed(loop, shapes)
+    return subject_of(loop, shapes)

@@ -11,6 +11,7 @@ from caffe2_recurrent.rewriting.net_products import GRADIENT, PRODUCT
 from caffe2_recurrent.rewriting.onednn_over_steps import Layout, Shared, layouts
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.step_products import GAIN, weights_shape
+from caffe2_recurrent.rewriting.subjects import Seconds, Subject
 from caffe2_recurrent.sizes import Shape, Sizes
 
 # Multiplications in a trial.
@@ -121,26 +122,26 @@ def fastest(size: Size) -> Layout:
 def seconds(size: Size, layout: Optional[Layout]) -> float:
     """The time of such a product by itself: in a layout of oneDNN's, or by MKL if that is None."""
     rows = trial.rows_to_try(size.rows, size.inner, size.outer, ENOUGH)
-    found: Dict[Optional[Layout], trial.Seconds] = _tried(size._replace(rows=rows))
+    found: Dict[Optional[Layout], Seconds] = _tried(size._replace(rows=rows))
     return found[layout].step
 
 
 @trial.remembered
-def _tried(size: Size) -> Dict[Optional[Layout], trial.Seconds]:
+def _tried(size: Size) -> Dict[Optional[Layout], Seconds]:
     ways = [None, *_safe(size.kind, size.inner, size.outer)]
-    return trial.in_turn({layout: functools.partial(_time, size, layout) for layout in ways})
+    return trial.in_turn({layout: functools.partial(_subject, size, layout) for layout in ways})
 
 
-def _time(size: Size, layout: Optional[Layout]) -> trial.Seconds:
+def _subject(size: Size, layout: Optional[Layout]) -> Subject:
     third: Dict[str, Shape] = {"b": (size.outer,)} if size.kind == PRODUCT else {"dy": (size.rows, size.outer)}
     shapes: Dict[str, Shape] = {"x": (size.rows, size.inner), "w": (size.outer, size.inner), **third}
     outputs = ["y"] if size.kind == PRODUCT else ["dw", "db", "dx"][: size.results]
     operator = caffe2_pb2.OperatorDef(type=size.kind, input=list(shapes), output=outputs)
     if layout is None and size.kind == PRODUCT:
-        return trial.seconds([operator], shapes)
+        return Subject([operator], shapes)
     if layout is None:
         by_mkl = gradients_apart.Size(size.rows, size.inner, size.outer, size.results, False)
-        return trial.Seconds(0.0, min(gradients_apart.seconds(by_mkl).values()))
+        return gradients_apart.subject(by_mkl, gradients_apart.fastest(by_mkl))
     loop = trial.lone_loop([*shapes, *outputs])
     plain = Layout(size.inner, size.outer)
-    return trial.seconds(onednn_over_steps.in_a_net(loop, operator, plain, layout, size.rows), shapes)
+    return Subject(onednn_over_steps.in_a_net(loop, operator, plain, layout, size.rows), shapes)

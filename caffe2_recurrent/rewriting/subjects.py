@@ -1,0 +1,121 @@
+"""Operators that are run and timed, with the threads that this process has, in workspaces of their own."""
+
+import contextlib
+import time
+from typing import Callable, Iterator, Mapping, NamedTuple, Sequence, Set
+
+import numpy as np
+from caffe2.proto import caffe2_pb2
+from caffe2.python import workspace
+
+from caffe2_recurrent.scratch_workspace import inside, scratch_workspace
+from caffe2_recurrent.sizes import Shape
+
+WORKSPACE = "caffe2_recurrent_trial"
+ROUNDS = 2
+# Seconds of a round: more than the clock's error, little beside what the net is optimised for.
+ENOUGH = 3e-4
+MOST_RUNS = 100
+# Seconds after which few rounds must do.
+MOST = 0.1
+FLOAT = 4  # bytes
+
+Operators = Sequence[caffe2_pb2.OperatorDef]
+
+
+class Seconds(NamedTuple):
+    """The best time of what is done once, and of what is done in each step."""
+
+    once: float
+    step: float
+
+    def of_step(self, steps: int) -> float:
+        """The time of a step, with its share of what is done once for all `steps`."""
+        return self.step + self.once / steps
+
+
+class Subject(NamedTuple):
+    """The operators of a `step`, and those that have to run `once` before; `shapes` are those of the inputs."""
+
+    step: Operators
+    shapes: Mapping[str, Shape]
+    once: Operators = ()
+
+    @property
+    def size(self) -> int:
+        """Bytes of the inputs."""
+        return FLOAT * sum(int(np.prod(shape)) for shape in self.shapes.values())
+
+
+@contextlib.contextmanager
+def prepared(subject: Subject) -> Iterator[Callable[[], Seconds]]:
+    """A function that times the subject each time it is called, in a workspace that is there for the body's time.
+
+    Raises what Caffe2 raises when it cannot make or run the operators.
+    """
+    with _own_workspace() as name:
+        with inside(name):
+            random = np.random.RandomState(0)
+            for blob, shape in subject.shapes.items():
+                workspace.FeedBlob(blob, random.uniform(-1, 1, shape).astype(np.float32))
+            once = _create("trial_once", subject.once)
+            # What it makes has to be there before a net that reads it can be created.
+            workspace.RunNet(once)
+            step = _create("trial_step", subject.step)
+
+        def seconds() -> Seconds:
+            with inside(name):
+                return Seconds(_best(once) if subject.once else 0.0, _best(step))
+
+        yield seconds
+
+
+def result(operators: Operators, values: Mapping[str, np.ndarray], blob: str) -> np.ndarray:
+    """What `operators` make of `values` in `blob`."""
+    with scratch_workspace(WORKSPACE):
+        for name, value in values.items():
+            workspace.FeedBlob(name, value)
+        workspace.RunNet(_create("trial", operators))
+        return workspace.FetchBlob(blob)
+
+
+_in_use: Set[str] = set()
+
+
+@contextlib.contextmanager
+def _own_workspace() -> Iterator[str]:
+    """An empty workspace that nobody else uses meanwhile; there are no more of them than are in use at once."""
+    number = 1
+    while "{}_{}".format(WORKSPACE, number) in _in_use:
+        number += 1
+    name = "{}_{}".format(WORKSPACE, number)
+    _in_use.add(name)
+    try:
+        with inside(name):
+            workspace.ResetWorkspace()
+        yield name
+    finally:
+        with inside(name):
+            workspace.ResetWorkspace()
+        _in_use.remove(name)
+
+
+def _create(name: str, operators: Operators) -> str:
+    # Not by `workspace.CreateNet`, which `install` may have told to optimise nets with loops.
+    workspace.C.create_net(caffe2_pb2.NetDef(name=name, op=operators).SerializeToString(), False)
+    return name
+
+
+def _best(net: str) -> float:
+    # The first run allocates, and finds other caches than the next.
+    workspace.RunNet(net, 1)
+    once = _time(net, 1)
+    runs = max(1, min(MOST_RUNS, int(ENOUGH / max(once, 1e-9))))
+    rounds = min(ROUNDS, int(MOST / max(once, 1e-9)))
+    return min([once, *(_time(net, runs) for _ in range(rounds))])
+
+
+def _time(net: str, runs: int) -> float:
+    start = time.perf_counter()
+    workspace.RunNet(net, runs)
+    return (time.perf_counter() - start) / runs

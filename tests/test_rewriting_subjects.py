@@ -1,0 +1,128 @@
+"""`subjects`: operators run and timed in workspaces of their own. Never how long they take."""
+
+import numpy as np
+import pytest
+from caffe2.proto import caffe2_pb2
+from caffe2.python import core, workspace
+
+from caffe2_recurrent.rewriting import subjects
+from caffe2_recurrent.rewriting.subjects import Seconds, Subject, prepared
+from caffe2_recurrent.scratch_workspace import inside
+from onednn_support import leaving_no_trace
+
+SHAPES = {"x": (5, 4), "w": (3, 4), "b": (3,)}
+PRODUCT = core.CreateOperator("FC", ["x", "w", "b"], ["y"])
+
+
+@pytest.fixture
+def own():
+    """The workspace of a caller, with a blob by a name that the trials use and a net."""
+    before = workspace.CurrentWorkspace()
+    workspace.SwitchWorkspace("callers", True)
+    workspace.FeedBlob("x", np.arange(3.0))
+    net = core.Net("trial_step")
+    net.Copy("x", "copied")
+    workspace.CreateNet(net)
+    yield net
+    assert workspace.CurrentWorkspace() == "callers"
+    # As it was created, and not one of a trial's.
+    workspace.RunNet(net)
+    np.testing.assert_array_equal(workspace.FetchBlob("copied"), np.arange(3.0))
+    workspace.ResetWorkspace()
+    workspace.SwitchWorkspace(before)
+
+
+def seconds(subject):
+    with leaving_no_trace(), prepared(subject) as timer:
+        return timer()
+
+
+def test_times_of_a_step_and_of_what_is_done_once(own):
+    found = seconds(Subject([core.CreateOperator("Tanh", ["y"], ["z"])], SHAPES, once=[PRODUCT]))
+    assert found.once > 0 and found.step > 0
+
+
+def test_nothing_to_do_once(own):
+    found = seconds(Subject([PRODUCT], SHAPES))
+    assert found.once == 0 and found.step > 0
+
+
+def test_subjects_lie_side_by_side(own):
+    """Each in a workspace of its own, which another one gets once it is free."""
+    made = []
+    for _ in range(2):
+        with leaving_no_trace():
+            with prepared(Subject([PRODUCT], SHAPES)) as one, prepared(Subject([PRODUCT], {**SHAPES, "x": (9, 4)})):
+                with inside("callers"):
+                    assert one().step > 0
+                made.append({name for name in workspace.Workspaces() if name.startswith(subjects.WORKSPACE)})
+            with pytest.raises(RuntimeError):
+                one()
+    assert made[0] == made[1] and len(made[0]) >= 2
+
+
+def test_what_is_timed_may_be_timed_again(own):
+    with leaving_no_trace(), prepared(Subject([PRODUCT], SHAPES)) as timer:
+        found = [timer() for _ in range(3)]
+    assert all(seconds.step > 0 for seconds in found)
+
+
+def test_the_size_of_a_subject():
+    assert Subject([], SHAPES).size == 4 * (5 * 4 + 3 * 4 + 3)
+    assert Subject([], {}).size == 0
+
+
+NONSENSE = caffe2_pb2.OperatorDef(type="Nonsense")
+CANNOT_RUN = {
+    "unknown": ([NONSENSE], (), "Cannot create operator of type 'Nonsense'"),
+    "unknown, once": ([PRODUCT], [NONSENSE], "Cannot create operator of type 'Nonsense'"),
+    "no input": ([core.CreateOperator("Tanh", ["nowhere"], ["z"])], (), "non-existing input blob: nowhere"),
+    "sizes": ([core.CreateOperator("FC", ["x", "x", "b"], ["y"])], (), "Error from operator"),
+}
+
+
+@pytest.mark.parametrize("step, once, reason", CANNOT_RUN.values(), ids=list(CANNOT_RUN))
+def test_what_cannot_run(step, once, reason, own):
+    with pytest.raises(RuntimeError, match=reason):
+        seconds(Subject(step, SHAPES, once))
+
+
+def test_random_numbers_of_the_caller_stay():
+    np.random.seed(3)
+    expected = np.random.rand(4)
+    np.random.seed(3)
+    seconds(Subject([PRODUCT], SHAPES))
+    np.testing.assert_array_equal(np.random.rand(4), expected)
+
+
+def test_inputs(monkeypatch):
+    """Of the shapes given, float32, the same each time, and neither all alike nor large."""
+    found = []
+    monkeypatch.setattr(subjects, "_best", lambda net: found.append({b: workspace.FetchBlob(b) for b in SHAPES}) or 1.0)
+    for _ in range(2):
+        assert seconds(Subject([PRODUCT], SHAPES)) == Seconds(0.0, 1.0)
+    for blob, shape in SHAPES.items():
+        assert found[0][blob].shape == shape and found[0][blob].dtype == np.float32
+        assert np.ptp(found[0][blob]) > 0 and np.abs(found[0][blob]).max() <= 1
+        np.testing.assert_array_equal(found[0][blob], found[1][blob])
+
+
+@pytest.mark.parametrize(
+    "times, expected, runs",
+    [
+        # One run is enough for the clock: a few rounds of it.
+        ([4e-4, 5e-4, 3e-4], 3e-4, [1] + [1] * 2),
+        # So short that a round takes many.
+        ([1e-6] + [2e-6] * 2, 1e-6, [1] + [100] * 2),
+        ([9e-5] + [2e-4, 8e-5], 8e-5, [1] + [3] * 2),
+        # So long that few rounds must do, or none.
+        ([0.2], 0.2, [1]),
+        ([0.04, 0.03, 0.05], 0.03, [1, 1, 1]),
+        ([0.0] + [0.0] * 2, 0.0, [1] + [100] * 2),
+    ],
+)
+def test_the_best_of_some_rounds(times, expected, runs, monkeypatch):
+    asked, left = [], iter(times)
+    monkeypatch.setattr(subjects, "_time", lambda net, runs: asked.append(runs) or next(left))
+    assert seconds(Subject([PRODUCT], SHAPES)) == Seconds(0.0, expected)
+    assert asked == runs and list(left) == []
