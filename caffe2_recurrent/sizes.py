@@ -34,6 +34,10 @@ class Sizes:
         if like in self._shapes:
             self._shapes[outer] = self._shapes[like]
 
+    def set(self, outer: str, shape: Shape) -> None:
+        """A blob that a rule adds has this shape."""
+        self._shapes[outer] = shape
+
     def made_by(self, operators: Sequence[caffe2_pb2.OperatorDef]) -> Dict[str, Shape]:
         """The shapes of what operators compute that a rule has put in front of a loop."""
         found = dict(self._shapes)

@@ -188,12 +188,17 @@ def test_rows_are_not_transposed_for_nothing(monkeypatch):
     assert len(transposing) == 1 and not any("transposed" in blob for blob in support.operator(net).input)
 
 
-@pytest.mark.parametrize("lengths", [True, False], ids=["lengths", "no lengths"])
-def test_an_lstm_by_all_rules(lengths, monkeypatch):
-    """With lengths, gates behind the end of a sequence are put aside before they are split."""
+WITHOUT_ENDS = [rule.name for rule in RULES if rule.name != "ended_sequences"]
+
+
+@pytest.mark.parametrize(
+    "lengths, rules", [(True, None), (True, WITHOUT_ENDS), (False, None)], ids=["lengths", "put aside", "no lengths"]
+)
+def test_an_lstm_by_all_rules(lengths, rules, monkeypatch):
+    """Gates past the end of a sequence are put aside before they are split, unless the sequence itself closes them."""
     monkeypatch.setattr(lstm_unit, "_form", lambda *_: ByKind)
-    net = biases.assert_lstm_kept(None, False, lengths=lengths, **FORWARD).net
-    assert bool(splits(net)) == lengths
+    net = biases.assert_lstm_kept(rules, False, lengths=lengths, **FORWARD).net
+    assert bool(splits(net)) == (rules is not None)
 
 
 RUNS = {
@@ -551,7 +556,7 @@ def test_a_product_that_is_not_known(change):
         "h0": (1, 3, 4),
         "c0": (1, 3, 4),
     }
-    unit = lstm_unit._unit(loop.operators[-1])
+    unit = lstm_unit.read_unit(loop.operators[-1])
     assert lstm_unit._product_of(loop, unit, lstm_unit.Sizes(shapes)) == lstm_unit.Behind(9, 3, 4, 2, ROWS)
     change(loop, shapes)
     assert lstm_unit._product_of(loop, unit, lstm_unit.Sizes(shapes)) is None

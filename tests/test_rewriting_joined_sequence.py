@@ -46,7 +46,8 @@ def assert_gone(net, sequence=SEQUENCE):
     names = set().union(*map(biases.mentioned, operators))
     assert names.isdisjoint([sequence, sequence + "_with_bias"])
     assert "FC" not in [operator.type for operator in operators]
-    assert support.operator(net).input[0] == "x"
+    (x,) = names & {"layer/x_and_ended"} or {"x"}
+    assert support.operator(net).input[0] == x
 
 
 def assert_joined(net, sequence=SEQUENCE):
@@ -212,7 +213,10 @@ def test_runs(run, rules):
     support.assert_same(run(rewrite), expected)
     first, *others = [operator for operator in rewrite.net.Proto().op if operator.type == support.LOOP]
     assert rewrite.report.counts[RULE] == 1 + len(others)
-    assert first.input[0] == "x" and all(second.input[0] in first.output for second in others)
+    if rewrite.report.counts.get("ended_sequences"):
+        assert all(loop.input[0].endswith("/x_and_ended") for loop in (first, *others))
+    else:
+        assert first.input[0] == "x" and all(second.input[0] in first.output for second in others)
     if not others:
         assert_blobs(rewrite.net)
 

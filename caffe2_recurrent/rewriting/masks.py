@@ -33,7 +33,7 @@ def step_mask(loop: Loop, lengths: str) -> str:
     """
     key = ("mask", lengths)
     if key not in loop.made:
-        loop.made[key] = _step_of(loop, _mask(loop, lengths), "mask_t")
+        loop.made[key] = step_of(loop, mask(loop, lengths, loop.inputs[0]), "mask_t")
     return loop.made[key]
 
 
@@ -50,15 +50,15 @@ def step_outside(loop: Loop, lengths: str) -> str:
     """A step-net blob `[1, N, 1]`, 0 where step t is inside the sequence and 1 past its end."""
     key = ("outside", lengths)
     if key not in loop.made:
-        mask = _mask(loop, lengths)
-        ones = loop.add_before("ConstantFill", [mask], "outside_ones", value=1.0)
-        outer = loop.add_before("Sub", [ones, mask], "outside")
-        loop.made[key] = _step_of(loop, outer, "outside_t")
+        loop.made[key] = step_of(loop, outside(loop, mask(loop, lengths, loop.inputs[0])), "outside_t")
     return loop.made[key]
 
 
-def _mask(loop: Loop, lengths: str) -> str:
-    sequence = loop.inputs[0]
+def mask(loop: Loop, lengths: str, sequence: str) -> str:
+    """An outer blob `[T, N, 1]`, 1 inside of sequences and 0 past their ends, from the shape of `sequence` `[T, N, k]`.
+
+    It is computed before the loop.
+    """
     column = loop.add_before("Slice", [sequence], "mask_column", starts=[0, 0, 0], ends=[-1, -1, 1])
     loop.of_shape.add(column)
     ones = loop.add_before("ConstantFill", [column], "mask_ones", value=1.0)
@@ -74,7 +74,14 @@ def _mask(loop: Loop, lengths: str) -> str:
     return loop.add_before("Transpose", [cut], "mask", axes=[1, 0, 2])
 
 
-def _step_of(loop: Loop, outer: str, name: str) -> str:
+def outside(loop: Loop, inside: str) -> str:
+    """An outer blob, 0 where the mask `inside` is 1, and 1 where it is 0."""
+    ones = loop.add_before("ConstantFill", [inside], "outside_ones", value=1.0)
+    return loop.add_before("Sub", [ones, inside], "outside")
+
+
+def step_of(loop: Loop, outer: str, name: str) -> str:
+    """A step-net blob that is slice t of an outer one."""
     loop.add_reference(outer)
     inner = loop.new_blob(name)
     loop.links.append(Link(inner, outer, 0))

@@ -1,6 +1,7 @@
 """The rules, in the order in which they follow each other."""
 
 from caffe2_recurrent.rewriting.rules.activations import Activations
+from caffe2_recurrent.rewriting.rules.ended_sequences import EndedSequences
 from caffe2_recurrent.rewriting.rules.executor_threads import ExecutorThreads
 from caffe2_recurrent.rewriting.rules.forward_links import ForwardLinks
 from caffe2_recurrent.rewriting.rules.gates_first import GatesFirst
@@ -26,6 +27,7 @@ RULES = (
     SequenceOperators(),
     ParameterGradients(),
     TransposedWeights(),
+    EndedSequences(),
     LSTMUnits(),
     GRUUnits(),
     ScaledWeights(),

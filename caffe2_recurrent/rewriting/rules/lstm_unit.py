@@ -7,7 +7,7 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import integer, number
-from caffe2_recurrent.rewriting import dataflow, passes, step_products, trial
+from caffe2_recurrent.rewriting import dataflow, own_sequence, passes, step_products, trial
 from caffe2_recurrent.rewriting.addends import products_at
 from caffe2_recurrent.rewriting.emit import Emitter, aten_is_missing
 from caffe2_recurrent.rewriting.lstm_forms import FORMS, GATES, ByKind, ByTanh, Form, MakeForm, Opened, WithoutCandidate
@@ -54,7 +54,7 @@ class LSTMUnits(Rule):
         if aten_is_missing():
             return "this Caffe2 has no ATen operator"
         operator = loop.operators[site.where]
-        unit = _unit(operator)
+        unit = read_unit(operator)
         if loop.gradient is not None and dataflow.writers(loop.gradient.operators, unit.cell):
             return "the backward step computes '{}' again".format(unit.cell)
         if sizes.state_size(loop, unit.cell_prev) is None:
@@ -62,7 +62,7 @@ class LSTMUnits(Rule):
         return why_no_mask(loop, unit.lengths, unit.timestep, sizes)
 
     def loss(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
-        unit = _unit(loop.operators[site.where])
+        unit = read_unit(loop.operators[site.where])
         size, batch = sizes.state_size(loop, unit.cell_prev), sizes.batch(loop)
         assert size is not None
         if size < FEWEST_ELEMENTS and batch is None:
@@ -73,12 +73,12 @@ class LSTMUnits(Rule):
 
     def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
         operator = loop.operators[site.where]
-        unit = _unit(operator)
+        unit = read_unit(operator)
         size = sizes.state_size(loop, unit.cell_prev)
         assert size is not None
         mask = None if unit.lengths is None else step_mask(loop, unit.lengths)
         drop = bool(integer(operator, "drop_states", 0))
-        backward = _gradient_position(loop, unit)
+        backward = gradient_position(loop, unit)
         # Where the gates are computed again, the factors are too.
         keep_factors = backward is not None and unit.gates not in loop.shared
         batch = sizes.batch(loop)
@@ -98,7 +98,7 @@ class LSTMUnits(Rule):
         assert loop.gradient is not None
         original = loop.gradient.operators[backward]
         emitter = Emitter(loop, original, unit.cell + "_grad")
-        gradient = _unit_gradient(original)
+        gradient = read_unit_gradient(original)
         if factors is None:
             form = made(number(operator, "forget_bias", 0.0), True)
             opened = emit_gates(emitter, unit, form)
@@ -111,20 +111,20 @@ class LSTMUnits(Rule):
         loop.gradient.operators[backward : backward + 1] = emitter.operators
 
 
-def _unit(operator: caffe2_pb2.OperatorDef) -> Unit:
+def read_unit(operator: caffe2_pb2.OperatorDef) -> Unit:
     hidden_prev, cell_prev, gates, *lengths, timestep = operator.input[:]
     has_lengths = bool(integer(operator, "sequence_lengths", 1)) and bool(lengths)
     return Unit(hidden_prev, cell_prev, gates, lengths[0] if has_lengths else None, timestep, *operator.output)
 
 
-def _gradient_position(loop: Loop, unit: Unit) -> Optional[int]:
+def gradient_position(loop: Loop, unit: Unit) -> Optional[int]:
     for position, operator in enumerate(loop.gradient.operators if loop.gradient is not None else []):
         if operator.type == UNIT_GRADIENT and operator.input[-4:-2] == [unit.hidden, unit.cell]:
             return position
     return None
 
 
-def _unit_gradient(operator: caffe2_pb2.OperatorDef) -> UnitGradient:
+def read_unit_gradient(operator: caffe2_pb2.OperatorDef) -> UnitGradient:
     return UnitGradient(*operator.input[-2:], *operator.output)
 
 
@@ -151,7 +151,7 @@ def _product_of(loop: Loop, unit: Unit, sizes: Sizes) -> Optional[Behind]:
         return None
     products = [loop.operators[position] for position in products_at(loop, adding)]
     links = [loop.link(blob) for blob in loop.operators[adding].input]
-    sources = [loop.around[loop.sources[link.outer]][0] for link in links if link and link.outer in loop.sources]
+    sources = list(filter(None, (own_sequence.source_of(loop, link.outer) for link in links if link)))
     if not len(products) == len(sources) == 1 or len(links) != 2:
         return None
     x = sizes.shape(sources[0].input[0])

@@ -8,14 +8,13 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import argument, integer, set_arguments
 from caffe2_recurrent.operators import copied, new_operator
-from caffe2_recurrent.rewriting import dataflow
+from caffe2_recurrent.rewriting import dataflow, own_sequence
 from caffe2_recurrent.rewriting.addends import is_in_backward_step, products_at
 from caffe2_recurrent.rewriting.emit import ATEN, is_aten
 from caffe2_recurrent.rewriting.rows import FEATURES, with_rows
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.step_products import MULTIPLICATION, has_weights_in_rows, weights_shape
 from caffe2_recurrent.sizes import Sizes
-from caffe2_recurrent.wiring import own_prefix
 
 SUM = "Sum"
 # With fewer rows in the whole sequence, there is nothing to be gained.
@@ -46,18 +45,9 @@ class SequenceBias(Rule):
 
     def refusal(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
         position, link = site.where
-        scope = own_prefix(loop.forward)
-        if not scope or not link.outer.startswith(scope):
-            return "'{}' is not of the loop's own scope, so somebody may want to see it".format(link.outer)
-        if link.outer not in loop.sources:
-            return "'{}' is not made by an FC for this loop alone".format(link.outer)
-        (source,) = loop.around[loop.sources[link.outer]]
-        if integer(source, "axis_w", 1) != 1:
-            return "the weights that make '{}' are laid out in another way (axis_w)".format(link.outer)
-        if [other.inner for other in loop.links if other.outer == link.outer] != [link.inner]:
-            return "'{}' is linked more than once".format(link.outer)
-        if _is_needed_elsewhere(loop, link.outer):
-            return "'{}' is needed as a whole too".format(link.outer)
+        why_not = own_sequence.why_not_own(loop, link)
+        if why_not is not None:
+            return why_not
         if dataflow.readers(loop.operators, link.inner) != [position] or link.inner in loop.written:
             return "'{}' is needed elsewhere in the step too".format(link.inner)
         if is_in_backward_step(loop, link.inner) or link.inner in loop.net.external_output:
@@ -77,6 +67,8 @@ class SequenceBias(Rule):
             shape = weights_shape(loop, blob, sizes)
             if shape is not None and len(shape) != dimensions:
                 return "'{}' has {} dimensions".format(blob, len(shape))
+        source = own_sequence.source_of(loop, link.outer)
+        assert source is not None
         ours, theirs = (_columns(loop, operator, sizes) for operator in (product, source))
         if scale and None not in (ours, theirs) and ours != theirs:
             return "'{}' is {} wide and the product {}, so that ATen adds it to all columns".format(
@@ -95,7 +87,8 @@ class SequenceBias(Rule):
         if not _scale(loop.operators[position]):
             return None
         # Each run scales `[M, I]` once, and saves the steps two passes over `[N, M]`.
-        (source,) = loop.around[loop.sources[link.outer]]
+        source = own_sequence.source_of(loop, link.outer)
+        assert source is not None
         weights = source.input[1]
         shape = sizes.shape(weights)
         if shape is None:
@@ -128,12 +121,12 @@ class SequenceBias(Rule):
         addends = [*others, *addends] if total in others else [*addends, *others]
         loop.operators[position] = new_operator(SUM, addends, [total], adding)
         loop.shared[:] = [blob for blob in loop.shared if blob != own or blob in loop.written]
-        (old,) = loop.around[loop.sources[link.outer]]
-        source = _with_bias(loop, bias, scale)
+        old = own_sequence.take_source(loop)
+        source = _with_bias(loop, old, bias, scale)
         for new, like in zip([*source.input[1:], *source.output], [*old.input[1:], *old.output]):
             sizes.add(new, like)
         loop.made[self.name] = source.output[0]
-        loop.replace_first_sequence(source.output[0], slice_, source)
+        own_sequence.replace(loop, slice_, source)
 
 
 def _adds(operator: caffe2_pb2.OperatorDef, blob: str) -> bool:
@@ -142,16 +135,6 @@ def _adds(operator: caffe2_pb2.OperatorDef, blob: str) -> bool:
         return list(operator.input).count(blob) == 1
     times = is_aten(operator, "addcmul") and argument(operator, "value") is None
     return times and operator.input[1] == blob and operator.input[0] != blob
-
-
-def _is_needed_elsewhere(loop: Loop, sequence: str) -> bool:
-    """Whether the loop sees it in another way than slice by slice, or operators that rules have put around it do."""
-    by_position = [state.outer_initial for state in loop.states]
-    if loop.gradient is not None:
-        by_position += [parameter.outer for parameter in loop.gradient.parameters]
-    by_the_loop = loop.inputs.count(sequence) > 1 or sequence in by_position or sequence in loop.references
-    around = [operator for operator in [*loop.before, *loop.after_gradient] if sequence in operator.input]
-    return by_the_loop or not all(loop.of_shape.issuperset(operator.output) for operator in around)
 
 
 def _columns(loop: Loop, product: caffe2_pb2.OperatorDef, sizes: Sizes) -> Optional[int]:
@@ -172,12 +155,9 @@ def _drop_bias(product: caffe2_pb2.OperatorDef) -> None:
     set_arguments(product, {"broadcast": 1, **in_rows})
 
 
-def _with_bias(loop: Loop, bias: str, scale: List[str]) -> caffe2_pb2.OperatorDef:
-    """What makes the first sequence anew, with the bias and the scale; the operator that made it is gone."""
-    sequence = loop.inputs[0]
-    position = loop.sources.pop(sequence)
-    (source,) = map(copied, loop.around[position])
-    loop.around[position] = []
+def _with_bias(loop: Loop, old: caffe2_pb2.OperatorDef, bias: str, scale: List[str]) -> caffe2_pb2.OperatorDef:
+    """What makes the first sequence anew, with the bias and the scale."""
+    source = copied(old)
     _, weights, own_bias = source.input
     name = own_bias + "_with_bias"
     if scale:
@@ -185,5 +165,5 @@ def _with_bias(loop: Loop, bias: str, scale: List[str]) -> caffe2_pb2.OperatorDe
         source.input[2] = loop.add_before(ATEN, [bias, own_bias, *scale], name, operator="addcmul")
     else:
         source.input[2] = loop.add_before(SUM, [own_bias, bias], name)
-    source.output[0] = loop.new_blob(sequence + "_with_bias")
+    source.output[0] = loop.new_blob(loop.inputs[0] + "_with_bias")
     return source
