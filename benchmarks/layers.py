@@ -65,8 +65,8 @@ def _gru_inputs(shape: Shape) -> Dict[str, Tuple[int, ...]]:
     return inputs
 
 
-def _milstm_inputs(shape: Shape) -> Dict[str, Tuple[int, ...]]:
-    return dict(_lstm_inputs(shape), lengths=(shape.batch,))
+def _with_lengths(inputs: Callable[[Shape], Dict[str, Tuple[int, ...]]]) -> Callable[[Shape], Dict[str, Any]]:
+    return lambda shape: dict(inputs(shape), lengths=(shape.batch,))
 
 
 def _attention_inputs(shape: Shape) -> Dict[str, Tuple[int, ...]]:
@@ -118,11 +118,17 @@ CELLS: Dict[str, Cell] = {
         _lstm_inputs,
         _STATES,
     ),
+    "LSTMWithLengths": Cell(
+        _sequence_layer(rnn_cell.LSTM, ["hidden", "cell"], "lengths"),
+        _sequence_layer(caffe2_recurrent.LSTM, ["hidden", "cell"], "lengths"),
+        _with_lengths(_lstm_inputs),
+        _STATES,
+    ),
     # Caffe2's does not do without lengths.
     "MILSTM": Cell(
         _sequence_layer(rnn_cell.MILSTM, ["hidden", "cell"], "lengths"),
         _sequence_layer(caffe2_recurrent.MILSTM, ["hidden", "cell"], "lengths"),
-        _milstm_inputs,
+        _with_lengths(_lstm_inputs),
         _STATES,
     ),
     "LSTMWithAttention": Cell(
@@ -136,6 +142,12 @@ CELLS: Dict[str, Cell] = {
         _sequence_layer(gru_cell.GRU, ["hidden"]),
         _sequence_layer(caffe2_recurrent.GRU, ["hidden"]),
         _gru_inputs,
+        ("hidden_all", "hidden_last"),
+    ),
+    "GRUWithLengths": Cell(
+        _sequence_layer(gru_cell.GRU, ["hidden"], "lengths"),
+        _sequence_layer(caffe2_recurrent.GRU, ["hidden"], "lengths"),
+        _with_lengths(_gru_inputs),
         ("hidden_all", "hidden_last"),
     ),
 }
@@ -241,6 +253,7 @@ class Layer:
         for name, size in self._cell.inputs(self._shape).items():
             values[name] = drawn(name, size, 1.0)
         if "lengths" in values:
+            # What a step does, it does for those that have ended too.
             values["lengths"] = np.full(self._shape.batch, self._shape.steps, np.int32)
         if pass_ == TRAINING:
             size = (self._shape.steps, self._shape.batch, self._shape.dim)

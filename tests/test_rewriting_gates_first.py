@@ -192,13 +192,16 @@ WITHOUT_ENDS = [rule.name for rule in RULES if rule.name != "ended_sequences"]
 
 
 @pytest.mark.parametrize(
-    "lengths, rules", [(True, None), (True, WITHOUT_ENDS), (False, None)], ids=["lengths", "put aside", "no lengths"]
+    "lengths, rules", [(True, None), (True, WITHOUT_ENDS), (False, None)], ids=["ends", "masks", "no lengths"]
 )
-def test_an_lstm_by_all_rules(lengths, rules, monkeypatch):
-    """Gates past the end of a sequence are put aside before they are split, unless the sequence itself closes them."""
+@pytest.mark.parametrize("is_cut", [True, False], ids=["cut", "put aside"])
+def test_an_lstm_by_all_rules(is_cut, lengths, rules, monkeypatch):
+    """Gates past the end of a sequence may have to be put aside before they are split."""
     monkeypatch.setattr(lstm_unit, "_form", lambda *_: ByKind)
+    if not is_cut:
+        monkeypatch.setattr(lstm_unit, "cut_if_possible", lambda *_: None)
     net = biases.assert_lstm_kept(rules, False, lengths=lengths, **FORWARD).net
-    assert bool(splits(net)) == (rules is not None)
+    assert bool(splits(net)) == (rules is not None and not is_cut)
 
 
 RUNS = {

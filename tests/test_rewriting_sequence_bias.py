@@ -10,7 +10,7 @@ import comparing
 import rewriting_support as support
 from caffe2_recurrent import LSTM, optimize, recurrent_net, step_values
 from caffe2_recurrent.loop import Parameter, State
-from caffe2_recurrent.rewriting.rules import RULES
+from caffe2_recurrent.rewriting.rules import RULES, lstm_unit
 from caffe2_recurrent.sizes import Sizes
 from caffe2_recurrent.wiring import Link
 from onednn_support import EVERY_CELL, assert_cell
@@ -171,23 +171,23 @@ def assert_fired(report):
     assert report.counts[RULE] == 1 and reasons_in(report, RULE) == [], str(report)
 
 
-def assert_gone(net, sequence=SEQUENCE, closing=False):
+def assert_gone(net, sequence=SEQUENCE, suffix=""):
     """No operator names the old sequence; who reads the new one stands behind what makes it; the operators that do.
 
-    `closing`: `ended_sequences` has replaced it before.
+    `suffix`: of the name of what another rule has put in the place of the old one before.
     """
     operators = list(net.Proto().op)
     assert [operator for operator in operators if sequence in mentioned(operator)] == []
-    new = sequence + ("_until_end_with_bias" if closing else "_with_bias")
+    new = sequence + suffix + "_with_bias"
     makes, *reads = [operator for operator in operators if new in mentioned(operator)]
     assert list(makes.output) == [new] and new not in makes.input
     return makes, reads
 
 
-def assert_moved(net, sequence=SEQUENCE, weights="w", bias="loop/b_with_bias"):
+def assert_moved(net, sequence=SEQUENCE, weights="w", bias="loop/b_with_bias", x="x", suffix=""):
     """An FC with that bias makes the new sequence, and a step has no bias left; the types of what reads it."""
-    makes, reads = assert_gone(net, sequence)
-    assert (makes.type, list(makes.input)) == ("FC", ["x", weights, bias])
+    makes, reads = assert_gone(net, sequence, suffix)
+    assert (makes.type, list(makes.input)) == ("FC", [x, weights, bias])
     assert [operator.type for operator in net.Proto().op].count("FC") == 1
     (product,) = products(net)
     assert product.type == "BatchMatMul" and len(product.input) == 2
@@ -298,26 +298,39 @@ OPTIONS = [
 @EXECUTOR
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_an_lstm(form, executor, options):
-    """Masks are made of the sequence's shape: what makes them reads the new one, and stands behind it."""
+    """With `lstm_unit` and lengths, what the sequence is made of has been cut before."""
     model = assert_lstm_kept(FORMS[form], executor, **options)
     is_scaled = "scaled" in form
-    weights = "layer/i2h_w_scaled" if is_scaled else "layer/i2h_w"
-    reads = assert_moved(model.net, "layer/i2h", weights, "layer/i2h_b_with_bias")
-    masks = ["Slice"] if is_scaled and options.get("lengths") else []
-    assert reads == masks + [support.LOOP] + [support.GRADIENT] * options.get("gradients", True)
+    names = ["layer/i2h", "layer/i2h_w_scaled" if is_scaled else "layer/i2h_w", "layer/i2h_b_with_bias"]
+    names += ["layer/x_inside", "_inside"] if is_scaled and options.get("lengths") else []
+    reads = assert_moved(model.net, *names)
+    assert reads == [support.LOOP] + [support.GRADIENT] * options.get("gradients", True)
+
+
+@EXECUTOR
+def test_masks_of_the_sequence(executor):
+    """Where it has not been cut: what makes them of its shape reads the new one, and stands behind it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lstm_unit, "cut_if_possible", lambda *_: None)
+        model = assert_lstm_kept(SCALED, executor, lengths=True)
+    reads = assert_moved(model.net, "layer/i2h", "layer/i2h_w_scaled", "layer/i2h_b_with_bias")
+    assert reads == ["Slice", support.LOOP, support.GRADIENT]
 
 
 @EXECUTOR
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_an_lstm_with_all_rules(executor, options):
     rules = [rule for rule in ALL if rule != "gates_first"]
-    assert_gone(assert_lstm_kept(rules, executor, **options).net, "layer/i2h", bool(options.get("lengths")))
+    assert_gone(
+        assert_lstm_kept(rules, executor, **options).net, "layer/i2h", "_until_end" if options.get("lengths") else ""
+    )
 
 
 @WITH_ALL
 def test_an_lstm_that_caffe2_has_built(rules):
     model = assert_lstm_kept(rules, builder=rnn_cell.LSTM, lengths=True)
-    assert_gone(model.net, "layer/i2h", closing=rules is ALL)
+    suffixes = {id(PLAIN): "", id(SCALED): "_inside", id(ALL): "_until_end"}
+    assert_gone(model.net, "layer/i2h", suffixes[id(rules)])
 
 
 @WITH_ALL
@@ -385,7 +398,8 @@ def test_step_values(rules):
     found = step_values(model)
     common = set(found) & set(expected)
     assert common > {"layer/hidden_t", "layer/cell_t", "layer/hidden_t_prev", "layer/cell_t_prev"}
-    assert "layer/input_t" in expected and "layer/input_t" not in found and "layer/input_t_with_bias" in found
+    assert "layer/input_t" in expected and "layer/input_t" not in found
+    assert any(blob.startswith("layer/input_t") and blob.endswith("_with_bias") for blob in found)
     for blob in common:
         assert support.difference(found[blob], expected[blob]) < support.TOLERANCE, blob
 

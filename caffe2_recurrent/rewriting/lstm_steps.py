@@ -18,7 +18,7 @@ from typing import NamedTuple, Optional
 
 from caffe2_recurrent.rewriting.emit import Emitter
 from caffe2_recurrent.rewriting.lstm_forms import Form, Opened
-from caffe2_recurrent.rewriting.masks import emit_only_inside
+from caffe2_recurrent.rewriting.padding import emit_only_inside
 from caffe2_recurrent.rewriting.rows import FEATURES
 
 

@@ -1,11 +1,8 @@
 """Which sequences have not ended yet, for all steps at once."""
 
-from typing import List, Optional
-
-from caffe2.python import core
+from typing import Optional
 
 from caffe2_recurrent.loop import Loop
-from caffe2_recurrent.rewriting.emit import Emitter
 from caffe2_recurrent.rewriting.rows import DIMENSIONS
 from caffe2_recurrent.sizes import Sizes
 from caffe2_recurrent.wiring import Link
@@ -37,15 +34,6 @@ def step_mask(loop: Loop, lengths: str) -> str:
     return loop.made[key]
 
 
-def emit_only_inside(emitter: Emitter, lengths: str, *blobs: str) -> List[str]:
-    """`blobs` with 0 past the end of the sequences, where they may hold anything: padding need not be numbers."""
-    loop = emitter.loop
-    zero = loop.add_before("ConstantFill", [], "zero", shape=[1], value=0.0)
-    loop.add_reference(zero)
-    inside = emitter.new("Cast", [step_mask(loop, lengths)], "inside", to=core.DataType.BOOL)
-    return [emitter.aten("where", [inside, blob, zero], "only_inside") for blob in blobs]
-
-
 def step_outside(loop: Loop, lengths: str) -> str:
     """A step-net blob `[1, N, 1]`, 0 where step t is inside the sequence and 1 past its end."""
     key = ("outside", lengths)
@@ -57,8 +45,15 @@ def step_outside(loop: Loop, lengths: str) -> str:
 def mask(loop: Loop, lengths: str, sequence: str) -> str:
     """An outer blob `[T, N, 1]`, 1 inside of sequences and 0 past their ends, from the shape of `sequence` `[T, N, k]`.
 
-    It is computed before the loop.
+    It is computed before the loop; the same one if it is asked for again, of whatever sequence.
     """
+    key = ("whole mask", lengths)
+    if key not in loop.made:
+        loop.made[key] = _mask(loop, lengths, sequence)
+    return loop.made[key]
+
+
+def _mask(loop: Loop, lengths: str, sequence: str) -> str:
     column = loop.add_before("Slice", [sequence], "mask_column", starts=[0, 0, 0], ends=[-1, -1, 1])
     loop.of_shape.add(column)
     ones = loop.add_before("ConstantFill", [column], "mask_ones", value=1.0)

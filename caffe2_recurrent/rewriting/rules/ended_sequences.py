@@ -3,12 +3,11 @@
 from typing import Iterable, List, Optional, Set
 
 from caffe2.proto import caffe2_pb2
-from caffe2.python import core
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import integer, remove_arguments, set_arguments
 from caffe2_recurrent.operators import new_operator
-from caffe2_recurrent.rewriting import dataflow, masks, own_sequence
+from caffe2_recurrent.rewriting import dataflow, masks, own_sequence, padding
 from caffe2_recurrent.rewriting.rows import DIMENSIONS, FEATURES
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.rules.lstm_unit import LSTMUnits, gradient_position, read_unit, read_unit_gradient
@@ -95,9 +94,12 @@ class EndedSequences(Rule):
         assert link is not None and unit.lengths is not None
         backward = gradient_position(loop, unit)
         x, *_ = _inputs(loop, link)
+        is_enough = padding.may_be_cut(loop) is not None
         inside = masks.mask(loop, unit.lengths, x)
         ended = masks.outside(loop, inside)
         _close_gates(loop, link, inside, ended, sizes, drop)
+        if is_enough:
+            padding.note(loop, unit.lengths)
         ended_t = None if drop else masks.step_of(loop, ended, "ended_t")
 
         own = loop.new_blob(unit.hidden + "_inside")
@@ -160,7 +162,7 @@ def _close_gates(loop: Loop, link: Link, inside: str, ended: str, sizes: Sizes, 
     x, weights, bias = old.input
     x_shape, shape = weights_shape(loop, x, sizes), weights_shape(loop, weights, sizes)
     assert x_shape is not None and shape is not None
-    rows = _side_by_side(loop, [_cut(loop, x, inside), ended], "x_and_ended", FEATURES)
+    rows = _side_by_side(loop, [padding.cut(loop, x, inside), ended], "x_and_ended", FEATURES)
     # In the order of LSTMUnit's gates: input, forget, output, candidate.
     values = [CLOSING, CLOSING if drop else -CLOSING, CLOSING, 0.0]
     parts = [
@@ -173,26 +175,9 @@ def _close_gates(loop: Loop, link: Link, inside: str, ended: str, sizes: Sizes, 
     sizes.set(rows, (*x_shape[:-1], x_shape[-1] + 1))
     sizes.set(all_weights, (shape[0], shape[1] + 1))
     sizes.add(made, link.outer)
-    for operators in loop.steps:
-        for operator in operators:
-            operator.input[:] = [slice_ if blob == link.inner else blob for blob in operator.input]
-    seen_again = loop.gradient is not None and any(other.inner == link.inner for other in loop.gradient.links)
     source = new_operator("FC", [rows, all_weights, bias], [made], old)
     source.arg.extend(old.arg)
-    own_sequence.replace(loop, slice_, source)
-    if seen_again:
-        assert loop.gradient is not None
-        loop.gradient.links.append(Link(slice_, made, 0))
-
-
-def _cut(loop: Loop, x: str, inside: str) -> str:
-    """x with 0 past the ends, row by row."""
-    x_rows = loop.add_before("Flatten", [x], "x_rows", axis=FEATURES)
-    zeros = loop.add_before("ConstantFill", [x_rows], "x_zeros", value=0.0)
-    is_inside = loop.add_before("Cast", [inside], "is_inside", to=core.DataType.BOOL)
-    is_inside = loop.add_before("FlattenToVec", [is_inside], "rows_inside")
-    rows = loop.add_before("Where", [is_inside, x_rows, zeros], "x_rows_inside", broadcast_on_rows=1)
-    return loop.add_before("ResizeLike", [rows, x], "x_inside")
+    own_sequence.replace(loop, link.inner, slice_, source)
 
 
 def _side_by_side(loop: Loop, blobs: List[str], name: str, axis: int) -> str:

@@ -21,7 +21,8 @@ from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.operators import new_operator
 from caffe2_recurrent.rewriting import dataflow, vectorised
 from caffe2_recurrent.rewriting.emit import Emitter, aten_is_missing
-from caffe2_recurrent.rewriting.masks import emit_only_inside, step_mask, step_outside, why_no_mask
+from caffe2_recurrent.rewriting.masks import step_mask, step_outside, why_no_mask
+from caffe2_recurrent.rewriting.padding import cut_if_possible, emit_only_inside
 from caffe2_recurrent.rewriting.rows import FEATURES
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.widths import width
@@ -108,6 +109,8 @@ class GRUUnits(Rule):
     def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
         operator = loop.operators[site.where]
         unit = _unit(operator)
+        if unit.lengths is not None:
+            cut_if_possible(loop, unit.lengths, sizes)
         past = _past(loop, operator, unit)
         elements = _elements(loop, sizes, site.where)
         joining = _joining(loop, sizes, site.where)

@@ -13,6 +13,7 @@ from caffe2_recurrent.rewriting.emit import Emitter, aten_is_missing
 from caffe2_recurrent.rewriting.lstm_forms import FORMS, GATES, ByKind, ByTanh, Form, MakeForm, Opened, WithoutCandidate
 from caffe2_recurrent.rewriting.lstm_steps import Unit, UnitGradient, emit_backward, emit_factors, emit_gates, emit_step
 from caffe2_recurrent.rewriting.masks import step_mask, why_no_mask
+from caffe2_recurrent.rewriting.padding import cut_if_possible
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.rules.gates_first import GatesFirst
 from caffe2_recurrent.rewriting.rules.joined_sequence import RESULT, JoinedSequence, lone_product, subject_of
@@ -76,6 +77,8 @@ class LSTMUnits(Rule):
         unit = read_unit(operator)
         size = sizes.state_size(loop, unit.cell_prev)
         assert size is not None
+        if unit.lengths is not None:
+            cut_if_possible(loop, unit.lengths, sizes)
         mask = None if unit.lengths is None else step_mask(loop, unit.lengths)
         drop = bool(integer(operator, "drop_states", 0))
         backward = gradient_position(loop, unit)

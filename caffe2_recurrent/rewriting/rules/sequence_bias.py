@@ -126,7 +126,7 @@ class SequenceBias(Rule):
         for new, like in zip([*source.input[1:], *source.output], [*old.input[1:], *old.output]):
             sizes.add(new, like)
         loop.made[self.name] = source.output[0]
-        own_sequence.replace(loop, slice_, source)
+        own_sequence.replace(loop, link.inner, slice_, source)
 
 
 def _adds(operator: caffe2_pb2.OperatorDef, blob: str) -> bool:

@@ -1,0 +1,199 @@
+"""Padding that is no number: cut off before the loop, where that is enough, or put aside in each step."""
+
+import numpy as np
+import pytest
+from caffe2.python import gru_cell, rnn_cell, workspace
+from caffe2.python.model_helper import ModelHelper
+
+import rewriting_support as support
+from caffe2_recurrent import GRU, MILSTM, optimize
+from caffe2_recurrent.rewriting import masks, padding, trial
+from caffe2_recurrent.rewriting.emit import Emitter
+from caffe2_recurrent.rewriting.rules import RULES
+from caffe2_recurrent.rewriting.subjects import result
+from caffe2_recurrent.sizes import Sizes
+from caffe2_recurrent.wiring import Link
+from onednn_support import leaving_no_trace
+from test_rewriting_ended_sequences import ALL_SHAPES, LENGTHS, SLICE
+from test_rewriting_onednn import feed_parameters
+from test_rewriting_rules import lstm_loop, made, named
+
+LAYERS = {
+    "milstm": (MILSTM, ("h0", "c0"), support.D),
+    "gru": (GRU, ("h0",), support.D),
+    "Caffe2's milstm": (rnn_cell.MILSTM, ("h0", "c0"), support.D),
+    "Caffe2's gru": (gru_cell.GRU, ("h0",), support.D),
+    # Two layers in one loop, of which the second sees no sequence.
+    "layers": (rnn_cell.LSTM, ("h0", "c0", "h0", "c0"), [support.D, support.D]),
+}
+WITHOUT_ENDS = [rule.name for rule in RULES if rule.name != "ended_sequences"]
+OPTIONS = {
+    "kept": {},
+    "zeros past the end": {"drop_states": True},
+    "recomputed": {"memory_optimization": True},
+    "forward only": {"forward_only": True},
+}
+
+
+def built(name, value=None, **options):
+    """A layer whose padding is all `value`; its states, and the gradients that padding leaves alone."""
+    builder, initial, size = LAYERS[name]
+    model = ModelHelper("padded")
+    outputs = builder(model, "x", "lengths", initial, support.DIM_IN, size, "layer", **options)
+    found = {}
+    if not options.get("forward_only"):
+        found = model.net.AddGradientOperators({outputs[0]: model.net.AddExternalInput("dh")})
+    support.feed()
+    workspace.FeedBlob("lengths", LENGTHS)
+    if value is not None:
+        x = workspace.FetchBlob("x")
+        for sequence, length in enumerate(LENGTHS):
+            x[length:, sequence] = value
+        workspace.FeedBlob("x", x)
+    workspace.RunNetOnce(model.param_init_net)
+    feed_parameters(model, 3)
+    blobs = [str(outputs[0]), *(str(found[blob]) for blob in ("h0", *map(str, model.params)) if blob in found)]
+    return model, blobs
+
+
+def before_and_after(name, rules=None, value=None, **options):
+    found = []
+    for rewrite in (lambda model: None, support.Optimised(rules)):
+        workspace.ResetWorkspace()
+        model, blobs = built(name, value, **options)
+        rewrite(model)
+        found.append(support.run(model, blobs)[0])
+    return (*found, rewrite)
+
+
+def puts_aside(net):
+    return [operator for operator in support.step(net).op if b"where" in [given.s for given in operator.arg]]
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
+@pytest.mark.parametrize("rules", [None, WITHOUT_ENDS], ids=["all rules", "no ends"])
+@pytest.mark.parametrize("value", [None, np.nan, np.inf])
+@pytest.mark.parametrize("name", LAYERS)
+def test_values_and_gradients(name, value, rules, options):
+    """Those that stock Caffe2 has as numbers; of some parameters it has none, for 0 times no number is none."""
+    expected, found, rewrite = before_and_after(name, rules, value, **options)
+    kept = [index for index, output in enumerate(expected) if np.isfinite(output).all()]
+    assert 0 in kept and (value is not None or len(kept) == len(expected))
+    support.assert_same(([found[index] for index in kept], {}), ([expected[index] for index in kept], {}))
+    assert puts_aside(rewrite.net) == []
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_what_is_cut(name):
+    """The sequence is made of x with zeros, and has another name."""
+    _, _, rewrite = before_and_after(name, WITHOUT_ENDS, np.nan)
+    (cut,) = [operator for operator in rewrite.net.Proto().op if operator.type == "Where"]
+    assert cut.output[0] == "layer/x_rows_inside"
+    x = workspace.FetchBlob("layer/x_inside")
+    for sequence, length in enumerate(LENGTHS):
+        np.testing.assert_array_equal(x[:length, sequence], workspace.FetchBlob("x")[:length, sequence])
+        np.testing.assert_array_equal(x[length:, sequence], 0)
+    assert not any(operator.type == "FC" and "x" in operator.input for operator in rewrite.net.Proto().op)
+
+
+def test_a_wrong_cut_is_seen(monkeypatch):
+    monkeypatch.setattr(padding, "cut", lambda loop, x, inside: loop.add_before("Scale", [x], "x_inside", scale=1.01))
+    expected, found, _ = before_and_after("gru")
+    with pytest.raises(AssertionError, match="output 0"):
+        support.assert_same((found, {}), (expected, {}))
+
+
+@pytest.mark.parametrize("shape", [(4, 3, 2), (1, 1, 1), (0, 3, 2), (4, 3, 7)])
+def test_rows_are_cut(shape):
+    """By operators of Caffe2's, whose shapes it can infer."""
+    steps, batch, _ = shape
+    loop = trial.lone_loop(["x", "inside"])
+    padding.cut(loop, "x", "inside")
+    random = np.random.RandomState(2)
+    inside = random.randint(0, 2, (steps, batch, 1)).astype(np.float32)
+    x = np.where(inside, random.randn(*shape), np.nan).astype(np.float32)
+    with leaving_no_trace():
+        found = result(loop.before, {"x": x, "inside": inside}, loop.before[-1].output[0])
+    np.testing.assert_array_equal(found, np.where(inside, x, 0))
+
+
+# Where it is not enough, or not possible, the step puts its gates aside.
+
+
+def plants():
+    def another_sequence(loop):
+        loop.links.append(Link("y_t", "y", 0))
+
+    def the_slice_twice(loop):
+        loop.links.append(Link("x_again", "layer/i2h", 0))
+
+    def a_quotient(loop):
+        loop.operators.insert(0, made("Div", [SLICE, SLICE], ["v"]))
+
+    def a_sequence_of_others(loop):
+        loop.sources.clear()
+
+    def a_slice_that_is_written(loop):
+        loop.operators.insert(0, made("Copy", ["h0"], [SLICE]))
+
+    def a_slice_for_others(loop):
+        loop.net.external_output.append(SLICE)
+
+    def another_axis(loop):
+        (source,) = loop.around[loop.sources["layer/i2h"]]
+        (axis,) = [given for given in source.arg if given.name == "axis"]
+        axis.i = 1
+
+    return [plant for plant in locals().values() if callable(plant)]
+
+
+def cut_in(loop, shapes=ALL_SHAPES):
+    """Whether what the sequence is made of is cut, and whether steps put something aside then."""
+    padding.cut_if_possible(loop, "lengths", Sizes(shapes))
+    emitter = Emitter(loop, loop.forward, "z")
+    kept = padding.emit_only_inside(emitter, "lengths", "z") == ["z"]
+    assert kept is not any(operator.type == "ATen" for operator in emitter.operators)
+    assert kept is any(operator.type == "Where" for operator in loop.before)
+    return kept
+
+
+def test_it_is_cut_once():
+    loop = lstm_loop(lengths=True)
+    assert cut_in(loop) and cut_in(loop)
+    assert [operator.type for operator in loop.before].count("Where") == 1
+
+
+@named(plants())
+def test_it_stays_where_that_is_not_enough(plant):
+    loop = lstm_loop(lengths=True)
+    plant(loop)
+    before = [list(operator.input) for operator in loop.operators], loop.inputs[0]
+    assert not cut_in(loop)
+    assert ([list(operator.input) for operator in loop.operators], loop.inputs[0]) == before
+
+
+@pytest.mark.parametrize("shape", [None, (27, 2), (9, 3, 2, 1)])
+def test_it_stays_where_the_dimensions_are_others(shape):
+    shapes = {blob: size for blob, size in {**ALL_SHAPES, "x": shape}.items() if size is not None}
+    assert not cut_in(lstm_loop(lengths=True), shapes)
+
+
+def test_masks_of_a_rule_are_no_sequences():
+    loop = lstm_loop(lengths=True)
+    masks.step_mask(loop, "lengths")
+    masks.step_outside(loop, "lengths")
+    assert padding.may_be_cut(loop) is not None and cut_in(loop)
+
+
+def test_other_lengths_are_another_matter():
+    loop = lstm_loop(lengths=True)
+    assert cut_in(loop)
+    emitter = Emitter(loop, loop.forward, "z")
+    assert padding.emit_only_inside(emitter, "other_lengths", "z") != ["z"]
+
+
+def test_a_report_does_not_change():
+    """It belongs to the rules that take units apart."""
+    model, _ = built("gru")
+    report = optimize(model, ["gru_unit"], even_if_slower=True)
+    assert report.counts == {"gru_unit": 1} and report.refusals == ()
