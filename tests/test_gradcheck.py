@@ -85,6 +85,29 @@ def test_a_slope_is_as_exact_as_said():
     assert check.allowed == pytest.approx(3e-5 * 3**0.5 + 1e-3 * np.abs(3 * x**2 * weights).max(), rel=1e-3)
 
 
+def test_the_many_runs_go_without_the_executor(monkeypatch):
+    """The net that gives its own gradients has it as the caller's, which stays as it is."""
+    net, outputs, shapes = elman()
+    before = net.Proto().SerializeToString()
+    seen = {}
+
+    def spy(name, kind):
+        original = getattr(workspace, name)
+
+        def spied(created, *arguments, **options):
+            operators = created.Proto().op
+            seen[kind] = [given.i for loop in operators for given in loop.arg if given.name == "enable_rnn_executor"]
+            return original(created, *arguments, **options)
+
+        monkeypatch.setattr(workspace, name, spied)
+
+    spy("CreateNet", "many runs")
+    spy("RunNetOnce", "own gradients")
+    gradcheck(net, outputs[:1], shapes)
+    assert seen == {"many runs": [0], "own gradients": [1, 1]}
+    assert net.Proto().SerializeToString() == before
+
+
 # Wrong gradients
 
 
