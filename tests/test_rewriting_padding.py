@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from caffe2.python import gru_cell, rnn_cell, workspace
+from caffe2.python import core, gru_cell, rnn_cell, workspace
 from caffe2.python.model_helper import ModelHelper
 
 import rewriting_support as support
-from caffe2_recurrent import GRU, MILSTM, optimize
+from caffe2_recurrent import GRU, MILSTM, optimize, recurrent_net
 from caffe2_recurrent.rewriting import masks, padding, trial
 from caffe2_recurrent.rewriting.emit import Emitter
 from caffe2_recurrent.rewriting.rules import RULES
@@ -197,3 +197,66 @@ def test_a_report_does_not_change():
     model, _ = built("gru")
     report = optimize(model, ["gru_unit"], even_if_slower=True)
     assert report.counts == {"gru_unit": 1} and report.refusals == ()
+
+
+def with_products_of(sequences):
+    """LSTMUnit over h W + sum of y V, y of each sequence, with all padding no numbers, and what it gives."""
+
+    def run(rewrite):
+        workspace.ResetWorkspace()
+        net, step = core.Net("net"), core.Net("products_step")
+        h, c, lengths, t = step.AddExternalInputs("h_prev", "c_prev", "lengths", "t")
+        slices = [step.AddExternalInput(name + "_t") for name in sequences]
+        products = [step.FC([h, "w_h", "b"], "of_h", axis=2)]
+        products += [step.FC([y, "w_{}".format(y), "b"], "of_{}".format(y), axis=2) for y in slices[1:]]
+        hidden, cell = step.LSTMUnit([h, c, step.Sum([*products, slices[0]], "gates"), lengths, t], ["h_t", "c_t"])
+        net.FC(["x", "w_x", "b"], "loop/X", axis=2)
+        inputs = list(zip(slices, ["loop/X", *sequences[1:]]))
+        outputs = recurrent_net(
+            net,
+            step,
+            inputs,
+            [(h, "h0"), (c, "c0")],
+            {h: hidden, c: cell},
+            timestep="t",
+            scope="loop",
+            forward_only=True,
+        )
+        random = np.random.RandomState(4)
+        support.feed()
+        for name in ("w_h", "w_x", *("w_{}".format(y) for y in slices[1:])):
+            columns = support.DIM_IN if name == "w_x" else support.D
+            workspace.FeedBlob(name, random.uniform(-1, 1, (4 * support.D, columns)).astype(np.float32))
+        workspace.FeedBlob("b", np.zeros(4 * support.D, np.float32))
+        workspace.FeedBlob("lengths", LENGTHS)
+        for name in ("x", *sequences[1:]):
+            columns = support.DIM_IN if name == "x" else support.D
+            value = random.uniform(-1, 1, (support.T, support.N, columns)).astype(np.float32)
+            for sequence, length in enumerate(LENGTHS):
+                value[length:, sequence] = np.nan
+            workspace.FeedBlob(name, value)
+        rewrite(net)
+        workspace.RunNetOnce(net)
+        return workspace.FetchBlob(str(outputs[0]))
+
+    return run
+
+
+@pytest.mark.parametrize("sequences", [["x"], ["x", "y"]], ids=["one", "two"])
+def test_what_rules_make_of_another_sequence_is_not_cut_with_the_first(sequences):
+    """Its products are made before the loop, of padding that is no number."""
+    run = with_products_of(sequences)
+    expected = run(lambda net: None)
+    assert np.isfinite(expected).all()
+    rewrite = support.Optimised(WITHOUT_ENDS)
+    found = run(rewrite)
+    assert rewrite.report.counts["sequence_operators"] == len(sequences) - 1
+    assert rewrite.report.counts["lstm_unit"] == 1
+    assert bool(puts_aside(rewrite.net)) == (len(sequences) > 1)
+    assert support.difference(found, expected) < support.TOLERANCE
+
+
+@pytest.mark.parametrize("width, expected", [(16, True), (17, False)])
+def test_a_wide_x_is_not_cut(width, expected):
+    shapes = {**ALL_SHAPES, "x": (9, 3, width), "layer/i2h_w": (16, width)}
+    assert cut_in(lstm_loop(lengths=True), shapes) == expected

@@ -1,6 +1,6 @@
 """Which sequences have not ended yet, for all steps at once."""
 
-from typing import Optional
+from typing import Optional, Set
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.rewriting.rows import DIMENSIONS
@@ -75,9 +75,15 @@ def outside(loop: Loop, inside: str) -> str:
     return loop.add_before("Sub", [ones, inside], "outside")
 
 
+def outer_masks(loop: Loop) -> Set[str]:
+    """The outer blobs of which steps see slices by `step_of`: sequences in which all are numbers."""
+    return {blob for key, blob in loop.made.items() if key[0] == "outer mask"}
+
+
 def step_of(loop: Loop, outer: str, name: str) -> str:
-    """A step-net blob that is slice t of an outer one."""
+    """A step-net blob that is slice t of a mask."""
     loop.add_reference(outer)
+    loop.made[("outer mask", outer)] = outer
     inner = loop.new_blob(name)
     loop.links.append(Link(inner, outer, 0))
     return inner

@@ -14,6 +14,7 @@ OWN = "own sequence"
 
 
 def source_of(loop: Loop, sequence: str) -> Optional[caffe2_pb2.OperatorDef]:
+    """The FC that makes the sequence for this loop alone, if there is one."""
     if sequence in loop.sources:
         (source,) = loop.around[loop.sources[sequence]]
         return source

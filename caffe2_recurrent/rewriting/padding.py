@@ -22,10 +22,10 @@ TOTAL = frozenset(
 def may_be_cut(loop: Loop) -> Optional[Link]:
     """The link to the first sequence, if numbers in it are numbers in all blobs of a step, so that to cut it is enough.
 
-    The step sees no slices of another sequence then, but for what rules have made, and divides by nothing.
+    The step sees no slices of another sequence then, but for masks, and divides by nothing.
     """
-    states, own = {state.outer_states for state in loop.states}, set(loop.made.values())
-    links = [link for link in loop.links if link.outer not in states | own or link.outer == loop.inputs[0]]
+    numbers = {state.outer_states for state in loop.states} | masks.outer_masks(loop)
+    links = [link for link in loop.links if link.outer not in numbers]
     is_only = [link.outer for link in links] == loop.inputs[:1]
     return links[0] if is_only and all(operator.type in TOTAL for operator in loop.operators) else None
 
@@ -68,14 +68,18 @@ def cut_if_possible(loop: Loop, lengths: str, sizes: Sizes) -> None:
         return
     source = own_sequence.source_of(loop, link.outer)
     assert source is not None
-    shape = sizes.shape(source.input[0])
+    x, weights, _ = source.input
+    shape, weights_shape = sizes.shape(x), sizes.shape(weights)
     if shape is None or len(shape) != DIMENSIONS or integer(source, "axis", 1) != FEATURES:
+        return
+    # Passes over a wide x cost more than those over the gates.
+    if weights_shape is None or shape[-1] > weights_shape[0]:
         return
     if link.inner in loop.written or link.inner in loop.net.external_output:
         return
     source = own_sequence.take_source(loop)
     made, slice_ = (loop.new_blob(blob + "_inside") for blob in (link.outer, link.inner))
-    source.input[0] = cut(loop, source.input[0], masks.mask(loop, lengths, source.input[0]))
+    source.input[0] = cut(loop, x, masks.mask(loop, lengths, x))
     source.output[0] = made
     sizes.set(source.input[0], shape)
     sizes.add(made, link.outer)

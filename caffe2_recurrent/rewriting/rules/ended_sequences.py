@@ -6,11 +6,18 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import integer, remove_arguments, set_arguments
-from caffe2_recurrent.operators import new_operator
+from caffe2_recurrent.operators import copied, new_operator
 from caffe2_recurrent.rewriting import dataflow, masks, own_sequence, padding
 from caffe2_recurrent.rewriting.rows import DIMENSIONS, FEATURES
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.rewriting.rules.lstm_unit import LSTMUnits, gradient_position, read_unit, read_unit_gradient
+from caffe2_recurrent.rewriting.rules.lstm_unit import (
+    UNIT,
+    UNIT_GRADIENT,
+    LSTMUnits,
+    gradient_position,
+    read_unit,
+    read_unit_gradient,
+)
 from caffe2_recurrent.rewriting.step_products import weights_shape
 from caffe2_recurrent.sizes import Sizes
 from caffe2_recurrent.wiring import Link
@@ -41,7 +48,7 @@ class EndedSequences(Rule):
 
     def sites(self, loop: Loop) -> Iterable[Site]:
         for position, operator in enumerate(loop.operators):
-            if operator.type == "LSTMUnit" and read_unit(operator).lengths is not None:
+            if operator.type == UNIT and read_unit(operator).lengths is not None:
                 yield Site("LSTMUnit -> '{}'".format(operator.output[0]), position)
 
     def refusal(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
@@ -102,18 +109,17 @@ class EndedSequences(Rule):
             padding.note(loop, unit.lengths)
         ended_t = None if drop else masks.step_of(loop, ended, "ended_t")
 
-        own = loop.new_blob(unit.hidden + "_inside")
-        forward = _without_lengths(operator, len(operator.input) - 2)
-        forward.output[0] = unit.hidden if ended_t is None else own
-        behind = [] if ended_t is None else _hold(loop, operator, unit.hidden_prev, ended_t, own, unit.hidden)
+        forward, behind, own = _without_lengths(operator, len(operator.input) - 2), [], unit.hidden
+        if ended_t is not None:
+            own = forward.output[0] = loop.new_blob(unit.hidden + "_inside")
+            behind = _hold(loop, operator, unit.hidden_prev, ended_t, own, unit.hidden)
         loop.operators[site.where : site.where + 1] = [forward, *behind]
         if backward is None:
             return
         assert loop.gradient is not None
         original = loop.gradient.operators[backward]
         gradient = read_unit_gradient(original)
-        changed = _without_lengths(original, len(original.input) - 6)
-        behind = []
+        changed, behind = _without_lengths(original, len(original.input) - 6), []
         if ended_t is not None:
             changed.input[-4] = own
             changed.output[0] = loop.new_blob(gradient.of_hidden_prev + "_through_unit")
@@ -142,7 +148,7 @@ def _is_seen(loop: Loop, gates: str) -> bool:
     linked = any(link.inner == gates for link in loop.all_links)
     backward = loop.gradient.operators if loop.gradient is not None else []
     reading = [operator for operator in backward if gates in operator.input and gates not in operator.output]
-    return linked or gates in loop.net.external_output or any(other.type != "LSTMUnitGradient" for other in reading)
+    return linked or gates in loop.net.external_output or any(other.type != UNIT_GRADIENT for other in reading)
 
 
 def _is_of_states(loop: Loop, blob: str, before: int) -> bool:
@@ -189,8 +195,7 @@ def _side_by_side(loop: Loop, blobs: List[str], name: str, axis: int) -> str:
 
 def _without_lengths(operator: caffe2_pb2.OperatorDef, position: int) -> caffe2_pb2.OperatorDef:
     """The operator for sequences that do not end; its lengths are the input at `position`."""
-    changed = caffe2_pb2.OperatorDef()
-    changed.CopyFrom(operator)
+    changed = copied(operator)
     del changed.input[position]
     remove_arguments(changed, ["drop_states"])
     set_arguments(changed, {"sequence_lengths": 0})
