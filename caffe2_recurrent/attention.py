@@ -208,8 +208,9 @@ def LSTMWithAttention(  # noqa: N802
         outputs_with_grads: which of the six outputs receive a gradient, or 'auto'.
         weighted_encoder_outputs: `[S, N, E]` to use instead of a linear map of `encoder_outputs`, which has the
             parameters `weighted_encoder_outputs_w` and `_b`.
-        lstm_memory_optimization, attention_memory_optimization: compute the gates, and the attention, again in the
-            backward pass; with both a step keeps nothing but its number.
+        lstm_memory_optimization: keep the gates in the memory of `W x + b`, as in `LSTM`.
+        attention_memory_optimization: compute the attention again in the backward pass; with both a step keeps nothing
+            but its number.
         forget_bias: added to the forget gate.
         forward_only: derive no backward step.
         encoder_lengths: int32 `[N]`; positions past the end of an encoder sequence get weight 0. None: all S count.
@@ -254,6 +255,10 @@ def LSTMWithAttention(  # noqa: N802
     forward_only = checks.flag("forward_only", forward_only)
     encoder_lengths = checks.lengths("encoder_lengths", encoder_lengths)
     checks.done()
+    # Without a backward step there is nothing to keep.
+    lstm["recompute"], recompute_attention = (
+        flag and not forward_only for flag in (lstm["recompute"], recompute_attention)
+    )
     cell = AttentionCell(
         lstm,
         encoder_dim,

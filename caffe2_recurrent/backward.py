@@ -82,13 +82,14 @@ def derive_backward(
     body = derived.operators + own.operators
     rename_parts_of_sums(body, step_net, read_outside)
 
-    kept = _kept_blobs(step_net, recompute.operators + body)
+    again = recompute.before(body)
+    kept = _kept_blobs(step_net, again + body)
     net = caffe2_pb2.NetDef(name=step_net.proto.name + "_backward", type="simple")
     net.external_input.extend(kept)
     net.external_input.extend(output_gradients.values())
     net.external_input.extend(step_net.proto.external_input)
     net.external_input.extend(step_net.proto.external_output)
-    net.op.extend(recompute.operators)
+    net.op.extend(again)
     accumulating = list(_accumulating(body, frozenset(net.external_input)))
     net.op.extend(accumulating)
     written = (blob for operator in accumulating for blob in operator.output)

@@ -104,7 +104,8 @@ def GRU(  # noqa: N802
     The parameters and their order are those of `caffe2.python.gru_cell.GRU`, so that its scripts and checkpoints
     carry over; `linear_before_reset` is what cuDNN and `torch.nn.GRU` compute.
 
-    Args: as `LSTM`, with one initial state `(hidden,)`. `forget_bias` is accepted and unused, as in Caffe2.
+    Args: as `LSTM`, with one initial state `(hidden,)`. `forget_bias` is accepted and unused, as in Caffe2. With
+    `memory_optimization` the gates are computed again in the backward pass.
 
     Parameters under `<scope>/`: `i2h_w [3 D, dim_in]`, `i2h_b [3 D]`, and for the gates `reset_gate_t`,
     `update_gate_t`, `output_gate_t` each `_w [D, D]` and `_b [D]`.

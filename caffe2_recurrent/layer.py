@@ -1,6 +1,6 @@
 """How a cell becomes a layer of a model; every cell of this package goes this way.
 
-    parameters -> what is computed for all steps at once -> step net -> recurrent_net
+    parameters -> what is computed for all steps at once -> step net -> loop (recurrent.py)
 
 A cell says which parameters it has, what it computes outside of the loop, and what one step does. Blob names are under
 `<scope>/`, and a second layer of the same scope shares the parameters and nothing else.
@@ -13,10 +13,10 @@ from caffe2.python import core
 from caffe2.python.model_helper import ModelHelper
 from caffe2.python.modeling.initializers import Initializer
 
-from caffe2_recurrent import parameters
+from caffe2_recurrent import arguments, parameters
 from caffe2_recurrent.arguments import OutputsWithGrads
 from caffe2_recurrent.parameters import ParameterSpec
-from caffe2_recurrent.recurrent import recurrent_net
+from caffe2_recurrent.recurrent import add_loop
 from caffe2_recurrent.transaction import all_or_nothing
 
 Blobs = Dict[str, core.BlobReference]
@@ -40,7 +40,8 @@ class Outside(NamedTuple):
 
 
 class StepOutputs(NamedTuple):
-    """What a step makes: the next states in the cell's order, and the blobs to recompute in the backward pass."""
+    """What a step makes: the next states in the cell's order, and the blobs that it need not keep: those that the
+    backward pass reads are computed again there."""
 
     states: Tuple[core.BlobReference, ...]
     recompute: List[core.BlobReference]
@@ -94,7 +95,8 @@ def add_layer(
             made = cell.step(step_net, created, inputs, outside.shared)
             step_net.AddExternalOutputs(*made.states)
         values = [created[name] for name in _initial_names(cell)] if initial is None else initial
-        outputs = recurrent_net(
+        request = arguments.read(
+            "recurrent_net",
             net=model.net,
             cell_net=step_net,
             inputs=[(inputs.input_t, outside.sequence)],
@@ -107,7 +109,9 @@ def add_layer(
             outputs_with_grads=outputs_with_grads,
             recompute_blobs_on_backward=made.recompute or None,
             forward_only=forward_only,
+            scratch_sizes=None,
         )
+        outputs = add_loop(request, recompute_unread=False)
     return Layer(outputs, created)
 
 

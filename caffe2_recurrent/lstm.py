@@ -41,9 +41,14 @@ class LSTMCell(Cell):
         self, net: core.Net, parameters: Blobs, input_t: core.BlobReference, hidden: core.BlobReference
     ) -> Tuple[core.BlobReference, List[core.BlobReference]]:
         """The gates `[1, N, 4 D]` before their nonlinearities, and what is worth recomputing."""
-        gates = fc(net, hidden, parameters, self.recurrent, "gates_t")
-        net.Sum([gates, input_t], [gates])
-        return gates, [gates]
+        of_state = fc(net, hidden, parameters, self.recurrent, "gates_t")
+        if self._recompute:
+            # Nothing reads x_t again, so its memory can keep the gates. The product then has no reader behind the
+            # step: its memory can be shared, and it need not run again.
+            net.Sum([input_t, of_state], [input_t])
+            return input_t, [of_state]
+        net.Sum([of_state, input_t], [of_state])
+        return of_state, []
 
     def unit(
         self, net: core.Net, gates: core.BlobReference, inputs: StepInputs
@@ -141,7 +146,8 @@ def LSTM(  # noqa: N802
         scope: prefix of all blobs, under the current `NameScope`.
         outputs_with_grads: which of the four outputs receive a gradient, or 'auto'; see `recurrent_net`.
         return_params: return a dict of parameter blobs as well.
-        memory_optimization: compute the gates again in the backward pass instead of keeping `[N, 4 D]` per step.
+        memory_optimization: keep the gates in the memory of `W x + b`, where `<scope>/i2h` then has them after a run,
+            instead of `[N, 4 D]` more for each step.
         forget_bias: added to the forget gate.
         forward_only: derive no backward step.
         drop_states: states past the end of a sequence are 0 instead.
@@ -188,7 +194,8 @@ def MILSTM(  # noqa: N802
         x = W x_t + b_x,  u = U h_{t-1} + b_u
         gates_t = alpha * x * u + beta1 * u + beta2 * x + b
 
-    and then as in `LSTM`, with the same gate order, shapes, arguments and errors.
+    and then as in `LSTM`, with the same gate order, shapes, arguments and errors. With `memory_optimization` the gates,
+    and what they are made of, are computed again in the backward pass.
 
     Parameters under `<scope>/`: `i2h_w [4 D, dim_in]`, `i2h_b [4 D]`, `prev_t_w [4 D, D]`, `prev_t_b [4 D]`, and
     `alpha`, `beta1`, `beta2` (start at 1) and `b` (starts at 0), each `[4 D]`.

@@ -5,7 +5,7 @@ gradient operators read it.
 """
 
 from collections import Counter
-from typing import Dict, List, NamedTuple, Sequence, Set
+from typing import Dict, Iterable, List, NamedTuple, Sequence, Set
 
 from caffe2.proto import caffe2_pb2
 
@@ -37,17 +37,29 @@ RANDOM_OPERATORS = frozenset(
 class Recompute(NamedTuple):
     """The operators to run again, and the blobs that the steps may then share.
 
-    An operator that runs again writes a blob that is not shared once more, with the same values.
+    An operator that runs again writes a blob that is not shared once more, with the same values. `unread_too`: also
+    those run whose results nothing reads, as in Caffe2.
     """
 
     operators: List[caffe2_pb2.OperatorDef]
     shared_blobs: List[str]
+    unread_too: bool
+
+    def before(self, gradients: Iterable[caffe2_pb2.OperatorDef]) -> List[caffe2_pb2.OperatorDef]:
+        """The operators that run again before these gradient operators."""
+        read = {blob for operator in gradients for blob in operator.input}
+        needed: List[caffe2_pb2.OperatorDef] = []
+        for operator in reversed(self.operators):
+            if self.unread_too or not read.isdisjoint(operator.output):
+                needed.insert(0, operator)
+                read.update(operator.input)
+        return needed
 
 
-def plan_recompute(step_net: StepNet, blobs: Sequence[str], problems: Problems) -> Recompute:
+def plan_recompute(step_net: StepNet, blobs: Sequence[str], unread_too: bool, problems: Problems) -> Recompute:
     """The operators that write `blobs`; notes in `problems` what cannot be recomputed."""
     if not blobs:
-        return Recompute([], [])
+        return Recompute([], [], unread_too)
     wanted = frozenset(blobs)
     declared = frozenset(step_net.proto.external_input)
     unknown = [blob for blob in blobs if blob not in step_net.writes or blob in declared]
@@ -80,7 +92,7 @@ def plan_recompute(step_net: StepNet, blobs: Sequence[str], problems: Problems) 
             )
     _check_unchanged(step_net, wanted, problems)
     own = _own_to_each_step(step_net, operators)
-    return Recompute(operators, [blob for blob in blobs if blob not in own])
+    return Recompute(operators, [blob for blob in blobs if blob not in own], unread_too)
 
 
 def _own_to_each_step(step_net: StepNet, operators: Sequence[caffe2_pb2.OperatorDef]) -> Set[str]:

@@ -83,10 +83,18 @@ def recurrent_net(
         forward_only,
         scratch_sizes,
     )
+    return add_loop(request)
+
+
+def add_loop(request: Request, recompute_unread: bool = True) -> Tuple[core.BlobReference, ...]:
+    """What `recurrent_net` does with its arguments once their types are right.
+
+    `recompute_unread`: what is to be recomputed is, even if the backward step does not read it.
+    """
     problems = Problems("recurrent_net")
     step_net = read_step_net(request, problems)
     check_positions(request.outputs_with_grads, _output_names(step_net), problems)
-    recompute = plan_recompute(step_net, request.recompute, problems)
+    recompute = plan_recompute(step_net, request.recompute, recompute_unread, problems)
     readable = check_reads(step_net, problems)
     backward = None
     if readable and not request.forward_only:

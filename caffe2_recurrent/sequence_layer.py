@@ -45,6 +45,8 @@ def add_sequence_layer(kind: Kind, arguments: Mapping[str, Any]) -> Tuple[Any, .
     bias = checks.number("forget_bias", arguments["forget_bias"])
     forward_only = checks.flag("forward_only", arguments["forward_only"])
     drop = checks.flag("drop_states", arguments["drop_states"])
+    # Without a backward step there is nothing to keep.
+    recompute = recompute and not forward_only
     options = Options(bias, drop, recompute, {name: checks.flag(name, arguments[name]) for name in kind.flags})
     checks.done()
     stack = add_stack(

@@ -3,8 +3,9 @@
 import contextlib
 
 import numpy as np
+import pytest
 from caffe2.proto import caffe2_pb2
-from caffe2.python import workspace
+from caffe2.python import rnn_cell, workspace
 from caffe2.python.model_helper import ModelHelper
 
 import caffe2_recurrent
@@ -15,6 +16,15 @@ NAMES = [rule.name for rule in RULES]
 LOOP, GRADIENT = "RecurrentNetwork", "RecurrentNetworkGradient"
 TOLERANCE = 2e-5
 T, N, DIM_IN, D = 9, 3, 2, 4
+# Options of `lstm` for one that computes its gates again in the backward step; ours keeps them in the sequence.
+RECOMPUTED = {"builder": rnn_cell.LSTM, "memory_optimization": True}
+LSTMS = {
+    "as built": {},
+    "lengths": {"lengths": True},
+    "recomputed": RECOMPUTED,
+    "in the sequence": {"memory_optimization": True},
+}
+EVERY_LSTM = pytest.mark.parametrize("options", LSTMS.values(), ids=list(LSTMS))
 
 
 class Lines:

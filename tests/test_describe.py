@@ -307,19 +307,30 @@ def test_a_random_step_net_keeps_what_is_said(seed, sequences, recompute):
     assert_step_net(assert_holds, step_net, **options)
 
 
-@pytest.mark.parametrize("optimized, kept", [(False, 4 * 3 * 16 * 1), (True, 0)])
-def test_memory_optimization_of_an_lstm(optimized, kept):
-    text = describe(support.lstm(memory_optimization=optimized), support.LSTM_SHAPES)
+GATES = "lstm/gates_t [1, 3, 16] float32, 192 bytes"
+
+
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_what_a_step_keeps_and_what_is_computed_again(recomputed):
+    options = {"builder": rnn_cell.LSTM, "memory_optimization": True} if recomputed else {}
+    text = describe(support.lstm(**options), support.LSTM_SHAPES)
     (loop,) = text.loops
-    assert loop.memory.bytes_of_kept == kept
-    gates = "lstm/gates_t [1, 3, 16] float32, 192 bytes"
+    assert loop.memory.bytes_of_kept == (0 if recomputed else 4 * 3 * 16)
     number = "the step's number, 4 bytes"
-    assert (
-        support.section(text, "each step keeps, in a workspace of its own")[:-1] == [number]
-        if optimized
-        else [gates, number]
-    )
-    assert support.section(text, "computed again by the backward step") == [gates if optimized else "none"]
+    kept = support.section(text, "each step keeps, in a workspace of its own")[:-1]
+    assert kept == ([number] if recomputed else [GATES, number])
+    assert support.section(text, "computed again by the backward step") == [GATES if recomputed else "none"]
+
+
+def test_gates_in_the_memory_of_the_sequence():
+    text = describe(support.lstm(memory_optimization=True), support.LSTM_SHAPES)
+    assert support.section(text, "sequences") == [
+        "lstm/input_t is lstm/i2h[t], overwritten by the step; lstm/i2h [4, 3, 16], gradient lstm/i2h_grad"
+    ]
+    (loop,) = text.loops
+    assert loop.memory.bytes_of_kept == 0
+    assert support.section(text, "computed again by the backward step") == ["none"]
+    assert support.section(text, "in memory that all steps share") == [GATES]
 
 
 def test_blobs_in_memory_that_the_steps_share():

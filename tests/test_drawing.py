@@ -9,7 +9,7 @@ import xml.etree.ElementTree
 import numpy as np
 import pytest
 from caffe2.proto import caffe2_pb2
-from caffe2.python import core
+from caffe2.python import core, rnn_cell
 from caffe2.python.model_helper import ModelHelper
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -179,17 +179,29 @@ def test_a_backward_step_without_its_operator():
     assert graph_of(support.elman()).clusters[2].label.startswith("RecurrentNetworkGradient ")
 
 
-@pytest.mark.parametrize("optimized", [False, True])
-def test_what_is_kept_and_what_is_computed_again(optimized):
-    graph = graph_of(support.lstm(memory_optimization=optimized), support.LSTM_SHAPES)
-    role, other = (Role.COMPUTED_AGAIN, Role.KEPT) if optimized else (Role.KEPT, Role.COMPUTED_AGAIN)
+RECOMPUTED = {"builder": rnn_cell.LSTM, "memory_optimization": True}
+
+
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_what_is_kept_and_what_is_computed_again(recomputed):
+    graph = graph_of(support.lstm(**(RECOMPUTED if recomputed else {})), support.LSTM_SHAPES)
+    role, other = (Role.COMPUTED_AGAIN, Role.KEPT) if recomputed else (Role.KEPT, Role.COMPUTED_AGAIN)
     assert blobs(graph, role, "step") == blobs(graph, role, "backward") == {"gates_t"}
     assert blobs(graph, other, "step") == blobs(graph, other, "backward") == set()
-    kept = set() if optimized else {("step: gates_t", "backward: gates_t")}
+    kept = set() if recomputed else {("step: gates_t", "backward: gates_t")}
     assert edges(graph, Kind.KEPT) == kept
-    assert small_print(graph).get("step: gates_t") == (None if optimized else "192 bytes")
+    assert small_print(graph).get("step: gates_t") == (None if recomputed else "192 bytes")
     again = [node for node in graph.nodes if node.cluster == "backward 0" and node.lines[0].text == "FC"]
-    assert len(again) == int(optimized)
+    assert len(again) == int(recomputed)
+
+
+def test_what_is_kept_in_the_place_of_the_sequence():
+    """A step shows the slice twice: as it finds it, and as it leaves it."""
+    graph = graph_of(support.lstm(memory_optimization=True), support.LSTM_SHAPES)
+    assert blobs(graph, Role.SEQUENCE, "step") == blobs(graph, Role.KEPT, "step") == {"input_t"}
+    assert blobs(graph, Role.KEPT, "backward") == {"input_t"}
+    assert edges(graph, Kind.KEPT) == {("step: input_t", "backward: input_t")}
+    assert ("step: input_t", "step: Sum") in edges(graph, Kind.FLOW)
 
 
 def test_what_is_kept_in_a_blob_of_the_net():
@@ -417,7 +429,7 @@ def test_long_names_are_wrapped():
 
 
 def test_the_legend_says_what_there_is():
-    texts, _ = in_svg(graph_of(support.lstm(memory_optimization=True)))
+    texts, _ = in_svg(graph_of(support.lstm(**RECOMPUTED)))
     for role in Role:
         assert (role.value in texts) == (role is not Role.KEPT)
     for kind in Kind:

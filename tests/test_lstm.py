@@ -157,19 +157,39 @@ def test_caffe2s_gradient_checker_rejects_a_slope_five_percent_off(checked, grad
 
 
 @pytest.mark.parametrize("executor", [True, False], ids=["executor", "plain"])
-def test_recomputing_changes_no_gradient_and_keeps_the_step_number_alone(executor):
+def test_memory_optimization_changes_no_gradient_and_keeps_the_step_number_alone(executor):
     kept = Case(steps=4, batch=3, dim=4, lengths=[4, 2, 0])
-    recomputed = Case(steps=4, batch=3, dim=4, lengths=[4, 2, 0], options={"memory_optimization": True})
+    in_place = Case(steps=4, batch=3, dim=4, lengths=[4, 2, 0], options={"memory_optimization": True})
     _, gradients, model = kept.run(executor=executor)
     owned = step_memory.owned_bytes(model.net)
     # gates of 4 * D floats for each of N sequences, beside the step number
     assert owned == [STEP_NUMBER_BYTES + 3 * 16 * 4] * 4
     workspace.ResetWorkspace()
-    _, again, model = recomputed.run(executor=executor)
+    _, again, model = in_place.run(executor=executor)
     assert step_memory.owned_bytes(model.net) == [STEP_NUMBER_BYTES] * 4
     assert set(again) == set(gradients)
     for name in gradients:
         np.testing.assert_array_equal(gradients[name], again[name], err_msg=name)
+
+
+@pytest.mark.parametrize("memory_optimization", [True, False])
+def test_the_gates_take_the_place_of_the_sequence(memory_optimization):
+    """And the backward step computes nothing again; without a backward step nothing is kept."""
+    for forward_only in (False, True):
+        workspace.ResetWorkspace()
+        case = Case(options={"memory_optimization": memory_optimization, "forward_only": forward_only})
+        outputs, _, model = case.run()
+        x, hidden = (workspace.FetchBlob(blob) for blob in ("X", "hidden"))
+        weights = {name: workspace.FetchBlob("lstm/" + name) for name in PARAMETERS}
+        of_input = x @ weights["i2h_w"].T + weights["i2h_b"]
+        before = np.concatenate([np.broadcast_to(hidden, (1,) + outputs[0].shape[1:]), outputs[0][:-1]])
+        gates = of_input + before @ weights["gates_t_w"].T + weights["gates_t_b"]
+        in_place = memory_optimization and not forward_only
+        comparing.assert_close(workspace.FetchBlob("lstm/i2h"), gates if in_place else of_input, "i2h")
+        (loop,) = [operator for operator in model.net.Proto().op if operator.type == "RecurrentNetwork"]
+        steps = [argument.n.op for argument in loop.arg if argument.name == "backward_step_net"]
+        backward = [[operator.type for operator in step] for step in steps]
+        assert backward == ([] if forward_only else [["LSTMUnitGradient", "FCGradient", "Sum"]])
 
 
 def test_retrieved_step_blobs_hold_each_steps_values():

@@ -27,8 +27,8 @@ OPTIONS = {
     "kept": {},
     "zeros past the end": {"drop_states": True},
     "forget bias": {"forget_bias": 1.5},
-    "recomputed": {"memory_optimization": True},
-    "recomputed zeros": {"memory_optimization": True, "drop_states": True},
+    "recomputed": support.RECOMPUTED,
+    "recomputed zeros": {**support.RECOMPUTED, "drop_states": True},
     "all outputs": {"outputs_with_grads": "auto"},
     "no gradients": {"gradients": False},
     "forward only": {"gradients": False, "forward_only": True},
@@ -68,6 +68,14 @@ def test_values_and_gradients(options, rules, executor):
     support.assert_same(found, expected)
 
 
+@pytest.mark.parametrize("options", [{}, {"drop_states": True}], ids=["", "zeros past the end"])
+@pytest.mark.parametrize("rules", [["sequence_in_place", RULE], None], ids=["alone", "all rules"])
+@EXECUTOR
+def test_gates_that_were_kept_in_the_sequence(options, rules, executor):
+    expected, found, _ = before_and_after(rules, executor, memory_optimization=True, **options)
+    support.assert_same(found, expected)
+
+
 @pytest.mark.parametrize("form", [*FORMS, ByKind], ids=lambda form: form.__name__)
 @pytest.mark.parametrize("trains", [True, False])
 @pytest.mark.parametrize("drop_states", [True, False])
@@ -103,7 +111,7 @@ def test_gates_that_are_closed_have_no_gradient(form, monkeypatch):
 
 @RULES
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.parametrize("options", [{}, {"memory_optimization": True}, {"drop_states": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, support.RECOMPUTED, {"drop_states": True}], ids=["", "recomputed", "zeros"])
 def test_padding_need_not_hold_numbers(value, options, rules):
     def change():
         x = workspace.FetchBlob("x")

@@ -420,7 +420,7 @@ def test_a_backward_step_that_sees_the_columns(form, monkeypatch):
 def test_columns_that_are_computed_again(monkeypatch):
     """In the backward step."""
     monkeypatch.setattr(lstm_unit, "_form", lambda *_: ByKind)
-    report = optimize(support.lstm(memory_optimization=True)[0], LSTM_RULES, even_if_slower=True)
+    report = optimize(support.lstm(**support.RECOMPUTED)[0], LSTM_RULES, even_if_slower=True)
     assert report.counts["lstm_unit"] == 1 and RULE in report.counts and report.counts[RULE] == 0
 
 
@@ -523,7 +523,7 @@ def test_small_states_have_no_trial(monkeypatch):
     assert optimize(model, LSTM_RULES, even_if_slower=True).counts["lstm_unit"] == 1
 
 
-@pytest.mark.parametrize("options", [{"memory_optimization": True}, {"lengths": True, **FORWARD}], ids=str)
+@pytest.mark.parametrize("options", [support.RECOMPUTED, {"lengths": True, **FORWARD}], ids=["recomputed", "lengths"])
 def test_forms_that_do_not_depend_on_the_product(options, monkeypatch):
     seen = []
     monkeypatch.setattr(lstm_unit, "_form", lambda *arguments: seen.append(arguments[-1]) or ByTanh)

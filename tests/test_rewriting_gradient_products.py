@@ -79,7 +79,7 @@ def test_two_loops_over_one_result(way):
     assert outside(net) == [PRODUCT]
 
 
-@pytest.mark.parametrize("options", [{}, {"lengths": True}, {"memory_optimization": True}], ids=str)
+@support.EVERY_LSTM
 def test_the_gradients_of_an_lstm(options, way):
     expected = support.run(*support.lstm(**options))
     workspace.ResetWorkspace()

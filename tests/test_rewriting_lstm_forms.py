@@ -36,7 +36,8 @@ OPTIONS = {
     "lengths": {"lengths": True},
     "zeros past the end": {"lengths": True, "drop_states": True},
     "forget bias": {"forget_bias": 1.5},
-    "recomputed": {"lengths": True, "forget_bias": -0.5, "memory_optimization": True},
+    "recomputed": {"lengths": True, "forget_bias": -0.5, **support.RECOMPUTED},
+    "in the sequence": {"lengths": True, "forget_bias": -0.5, "memory_optimization": True},
     "forward only": {"gradients": False, "forward_only": True},
 }
 

@@ -89,8 +89,9 @@ FIRES = {
     "forward only": ([], {"gradients": False, "forward_only": True}, [FORWARD]),
     "transposed": (["transposed_weights"], {}, [TRANSPOSED]),
     "backward step": (["parameter_gradients"], {}, [FORWARD, BACKWARD]),
-    "recomputed": ([], {"memory_optimization": True}, [FORWARD, FORWARD]),
-    "all of them": (PRODUCTS[:2], {"memory_optimization": True}, [TRANSPOSED, TRANSPOSED, BACKWARD]),
+    "in the sequence": ([], {"memory_optimization": True}, [FORWARD]),
+    "recomputed": ([], support.RECOMPUTED, [FORWARD, FORWARD]),
+    "all of them": (PRODUCTS[:2], support.RECOMPUTED, [TRANSPOSED, TRANSPOSED, BACKWARD]),
     "scaled": (
         ["transposed_weights", "lstm_unit", "scaled_weights"],
         {"lengths": True},

@@ -100,7 +100,7 @@ def test_a_product_beside_the_loop():
     np.testing.assert_allclose(workspace.FetchBlob("X"), workspace.FetchBlob("beside"), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("options", [{}, {"lengths": True}, {"memory_optimization": True}], ids=str)
+@support.EVERY_LSTM
 def test_the_product_of_an_lstm(options):
     expected = support.run(*support.lstm(**options))
     workspace.ResetWorkspace()

@@ -35,6 +35,7 @@ OURS = (
 EXECUTOR = pytest.mark.parametrize("executor", [True, False], ids=["executor", "plain"])
 ALL = step_nets.AS_CAFFE2 + step_nets.MENDED
 EVERY_STEP_NET = pytest.mark.parametrize("make", ALL, ids=lambda make: make.__name__)
+GATES_OF_LSTM = {"kept": {}, "recomputed": support.RECOMPUTED, "in the sequence": {"memory_optimization": True}}
 # Rules that only have something to do after others.
 FOLLOWING = {
     "scaled_weights": ["transposed_weights", "lstm_unit"],
@@ -96,17 +97,18 @@ def test_each_rule_alone_keeps_values_and_gradients(make):
 
 @pytest.mark.parametrize("rule", OURS)
 @pytest.mark.parametrize("lengths", [True, False], ids=["lengths", "no lengths"])
-@pytest.mark.parametrize("memory", [True, False], ids=["recomputed", "kept"])
-def test_each_rule_fires_on_an_lstm_and_keeps_its_values(rule, lengths, memory):
-    options = {"lengths": lengths, "memory_optimization": memory}
+@pytest.mark.parametrize("gates", GATES_OF_LSTM)
+def test_each_rule_fires_on_an_lstm_and_keeps_its_values(rule, lengths, gates):
+    options = {"lengths": lengths, **GATES_OF_LSTM[gates]}
     expected = support.run(*support.lstm(**options))
     workspace.ResetWorkspace()
     model, blobs = support.lstm(**options)
-    report = optimize(model, [*FOLLOWING.get(rule, ()), rule], even_if_slower=True)
+    first = ["sequence_in_place"] if gates == "in the sequence" else []
+    report = optimize(model, [*first, *FOLLOWING.get(rule, ()), rule], even_if_slower=True)
     # Where sequences end, the gradient of the state before is not zero; gates that are computed again are kept apart,
     # and made of the slice as it was.
     with_gates = ("scaled_weights", "sequence_bias", "joined_sequence")
-    idle = (rule == "zero_gradients" and lengths) or (rule in with_gates and memory)
+    idle = (rule == "zero_gradients" and lengths) or (rule in with_gates and gates != "kept")
     assert bool(report.counts[rule]) is not idle, str(report)
     support.assert_same(support.run(model, blobs), expected)
 
@@ -380,7 +382,7 @@ def test_transposed_weights_refrains_where_sizes_are_not_known(tried):
 
 
 def test_transposed_weights_reaches_products_that_are_computed_again():
-    model, _ = support.lstm(memory_optimization=True)
+    model, _ = support.lstm(**support.RECOMPUTED)
     assert optimize(model, ["transposed_weights"], even_if_slower=True).counts == {"transposed_weights": 2}
 
 
@@ -613,7 +615,7 @@ def test_gradient_buffer_refuses():
 def test_gradient_buffer_refrains_for_small_steps():
     expected = "for 48 elements in a step the link costs more than it gains"
     assert why("gradient_buffer", lstm_loop(), loss=True) == [expected]
-    assert why("gradient_buffer", lstm_loop(memory_optimization=True), loss=True) == [None]
+    assert why("gradient_buffer", lstm_loop(**support.RECOMPUTED), loss=True) == [None]
 
 
 def test_a_gradient_that_shares_its_memory_keeps_its_value():

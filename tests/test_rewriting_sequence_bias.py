@@ -679,15 +679,20 @@ def test_a_scale_or_bias_that_steps_change(transposed):
 
 
 def test_gates_that_are_computed_again():
-    model, _ = support.lstm(memory_optimization=True)
+    model, _ = support.lstm(**support.RECOMPUTED)
     report = optimize(model, PLAIN, even_if_slower=True)
     assert report.counts[RULE] == 0
-    assert reasons_in(report, RULE) == ["'layer/input_t' is needed behind the step too"]
+    assert reasons_in(report, RULE) == ["'input_t' is needed behind the step too"]
 
 
 @pytest.mark.parametrize("rules", [["gradient_buffer", *PLAIN], ALL], ids=["alone", "all rules"])
 def test_gates_that_are_kept_in_the_memory_of_their_gradient(rules):
     """In one call: what computed them again is gone by then."""
+    assert_lstm_kept(rules, **support.RECOMPUTED)
+
+
+@pytest.mark.parametrize("rules", [["sequence_in_place", "gradient_buffer", *PLAIN], ALL], ids=["alone", "all rules"])
+def test_gates_that_were_kept_in_the_sequence(rules):
     assert_lstm_kept(rules, memory_optimization=True)
 
 

@@ -29,9 +29,9 @@ def elman(gradient=True, name="elman", **options):
 ELMAN_SHAPES = {"x": (5, 2, 3), "h0": (2, 3), "w": (3, 3), "b": (3,)}
 
 
-def lstm(gradient=True, dim_in=2, dim=4, **options):
+def lstm(gradient=True, dim_in=2, dim=4, builder=LSTM, **options):
     model = ModelHelper("model")
-    outputs = LSTM(model, "x", None, ("h0", "c0"), dim_in, dim, "lstm", **options)
+    outputs = builder(model, "x", None, ("h0", "c0"), dim_in, dim, "lstm", **options)
     if gradient:
         model.AddGradientOperators([model.net.AveragedLoss(outputs[0], "loss")])
     return model

@@ -110,7 +110,9 @@ class _Forward(_Step):
         self.add_links()
 
     def read(self, blob: str) -> str:
-        if blob in self.sequences or blob in self.before:
+        if blob in self.sequences:
+            return self.own(blob, Role.SEQUENCE, super().small(blob))
+        if blob in self.before:
             return self.own(blob, self.role(blob), self.small(blob))
         if any(blob == reference.outer for reference in self.loop.structure.references):
             return self.parts.outer(blob, Role.REFERENCE, self.shape(blob))
@@ -121,17 +123,17 @@ class _Forward(_Step):
 
     def role(self, blob: str) -> Role:
         """What a blob of the step is at its end."""
-        if blob in self.sequences:
-            return Role.SEQUENCE
         if blob in self.before or blob in self.after:
             return Role.STATE
-        found = self.blobs.get(blob)
+        found, is_sequence = self.blobs.get(blob), blob in self.sequences
         if self.loop.structure.backward is None or found is None:
-            return Role.VALUE
+            return Role.SEQUENCE if is_sequence else Role.VALUE
         if found.computed_again:
             return Role.COMPUTED_AGAIN
-        kept = found.read_back and found.place is Place.OWN
-        return Role.KEPT if kept or blob in self.buffers else Role.VALUE
+        kept = found.read_back and (found.place is Place.OWN or is_sequence)
+        if kept or blob in self.buffers:
+            return Role.KEPT
+        return Role.SEQUENCE if is_sequence else Role.VALUE
 
     def small(self, blob: str) -> str:
         found = self.blobs.get(blob)

@@ -64,8 +64,13 @@ def _sections(loop: SeenLoop) -> Iterator[Section]:
 
 def _sequence(loop: SeenLoop, sequence: SequenceInput) -> str:
     view = sequence.view
-    return "{} is {}; {}, {}".format(
-        view.inner, view.outer + view.places, _outer(loop, view.outer), _gradient(sequence.outer_gradient)
+    overwritten = ", overwritten by the step" if view.inner in loop.structure.computed else ""
+    return "{} is {}{}; {}, {}".format(
+        view.inner,
+        view.outer + view.places,
+        overwritten,
+        _outer(loop, view.outer),
+        _gradient(sequence.outer_gradient),
     )
 
 

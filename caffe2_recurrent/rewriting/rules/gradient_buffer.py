@@ -3,7 +3,7 @@
 from typing import Dict, Iterable, Optional, Set
 
 from caffe2_recurrent.loop import Loop, State
-from caffe2_recurrent.rewriting import dataflow
+from caffe2_recurrent.rewriting import dataflow, gradient_memory
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.sizes import Sizes
 from caffe2_recurrent.wiring import Link
@@ -50,14 +50,7 @@ class GradientBuffer(Rule):
         writing = dataflow.writer(loop.operators, blob)
         if writing is None or loop.operators[writing].type == "ATen":
             return "'{}' is written by ATen, which cannot write to a slice of an outer blob".format(blob)
-        if gradient.sequence in loop.busy:
-            return "other operators use '{}' before it holds the sequence's gradient".format(gradient.sequence)
-        if any(state.outer_states == gradient.sequence for state in loop.states):
-            return "the sequence's gradient holds another blob already"
-        shape = sizes.shape(gradient.like)
-        if shape is None or len(shape) != 3:
-            return "the shape of the sequence '{}' is not known; give shapes".format(gradient.like)
-        return None
+        return gradient_memory.why_no_room(loop, sizes)
 
     def loss(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
         gradient, (blob, _) = loop.gradient, site.where

@@ -1,0 +1,20 @@
+"""Whether the memory of the sequence's gradient `[T, N, K]` can hold something else until the gradient is there."""
+
+from typing import Optional
+
+from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.sizes import Sizes
+
+
+def why_no_room(loop: Loop, sizes: Sizes) -> Optional[str]:
+    """Why each step of the loop, which has a gradient, cannot keep a blob in the slice of its sequence's gradient."""
+    gradient = loop.gradient
+    assert gradient is not None
+    if gradient.sequence in loop.busy:
+        return "other operators use '{}' before it holds the sequence's gradient".format(gradient.sequence)
+    if any(state.outer_states == gradient.sequence for state in loop.states):
+        return "the sequence's gradient holds another blob already"
+    shape = sizes.shape(gradient.like)
+    if shape is None or len(shape) != 3:
+        return "the shape of the sequence '{}' is not known; give shapes".format(gradient.like)
+    return None
