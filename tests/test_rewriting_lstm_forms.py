@@ -4,7 +4,8 @@ import pytest
 from caffe2.python import workspace
 
 import rewriting_support as support
-from caffe2_recurrent import optimize
+from caffe2_recurrent import MILSTM, optimize
+from caffe2_recurrent.loop import read_loops
 from caffe2_recurrent.rewriting import vectorised
 from caffe2_recurrent.rewriting.lstm_forms import FORMS, ByKind, BySigmoid, ByTanh, WithoutCandidate
 from caffe2_recurrent.rewriting.rules import lstm_unit
@@ -23,11 +24,11 @@ def form(request, monkeypatch):
     return request.param
 
 
-def kinds(net):
+def kinds(net, step=support.step):
     """The operators of the step; ATen's by what they are told to run."""
     return [
         next((given.s.decode() for given in operator.arg if given.name == "operator"), operator.type).lower()
-        for operator in support.step(net).op
+        for operator in step(net).op
     ]
 
 
@@ -60,6 +61,52 @@ def test_values_and_gradients(form, options, rules, multiplies, monkeypatch):
     support.assert_same(support.run(model, blobs), expected)
 
 
+WITHOUT_MEMORY = pytest.mark.parametrize(
+    "options", [support.RECOMPUTED, {"memory_optimization": True}], ids=["recomputed", "in the sequence"]
+)
+
+
+def kept_gates(loop):
+    """By the name that they have, since Caffe2 calls its states otherwise."""
+    (kept,) = [blob for blob in loop.written if blob.endswith("_kept_gates")]
+    return kept
+
+
+@WITHOUT_MEMORY
+def test_gates_that_are_kept_in_the_memory_of_their_gradient(form, options):
+    """All four, as they are after their nonlinearities; one of the cell state is left."""
+    model, _ = support.lstm(**options)
+    optimize(model, even_if_slower=True)
+    (loop,) = read_loops(model.net.Proto()).values()
+    kept = kept_gates(loop)
+    assert loop.link(kept).outer == loop.gradient.sequence
+    assert not any(kept in operator.output for operator in loop.gradient.operators)
+    of_backward_step = kinds(model.net, support.backward_step)
+    assert "sigmoid" not in of_backward_step and of_backward_step.count("tanh") == 1
+
+
+@WITHOUT_MEMORY
+def test_kept_gates_are_made_again_until_they_have_a_place(form, options):
+    model, blobs = support.lstm(**options)
+    expected = support.run(model, blobs)
+    optimize(model, [RULE], even_if_slower=True)
+    (loop,) = read_loops(model.net.Proto()).values()
+    kept = kept_gates(loop)
+    assert kept in loop.shared and loop.link(kept) is None
+    assert any(kept in operator.output for operator in loop.gradient.operators)
+    support.assert_same(support.run(model, blobs), expected)
+
+
+def test_gates_whose_gradient_is_not_the_sequences_are_computed_again():
+    """Then to keep them would take memory, or be for nothing."""
+    model, _ = support.lstm(MILSTM, memory_optimization=True)
+    optimize(model, even_if_slower=True)
+    (loop,) = read_loops(model.net.Proto()).values()
+    assert not any(blob.endswith("_kept_gates") for blob in loop.written)
+    again = kinds(model.net, support.backward_step)
+    assert again.count("sigmoid") + again.count("tanh") >= 2
+
+
 @pytest.mark.parametrize("name", WITH_UNIT)
 @pytest.mark.parametrize("variant", ["kept", "recomputed"])
 def test_cells(form, name, variant):
@@ -69,8 +116,16 @@ def test_cells(form, name, variant):
     assert rewrite.report.counts[RULE]
 
 
-@pytest.mark.parametrize("method, message", [("opened", "output 0"), ("gate_factors", "output [4-9]")])
-def test_a_wrong_form_is_seen(form, method, message, monkeypatch):
+@pytest.mark.parametrize(
+    "method, message, options",
+    [
+        ("opened", "output 0", {}),
+        ("gate_factors", "output [4-9]", {}),
+        ("opened_again", "output [0-9]", support.RECOMPUTED),
+    ],
+    ids=["opened", "gate_factors", "opened_again"],
+)
+def test_a_wrong_form_is_seen(form, method, message, options, monkeypatch):
     """What the tests above compare would not pass over a thousandth."""
     right = getattr(form, method)
 
@@ -80,9 +135,9 @@ def test_a_wrong_form_is_seen(form, method, message, monkeypatch):
         emitter.add("Scale", [blob], blob, scale=1.001)
         return result
 
-    expected = support.run(*support.lstm())
+    expected = support.run(*support.lstm(**options))
     workspace.ResetWorkspace()
-    model, blobs = support.lstm()
+    model, blobs = support.lstm(**options)
     monkeypatch.setattr(form, method, wrong)
     assert optimize(model, [RULE], even_if_slower=True).counts == {RULE: 1}
     with pytest.raises(AssertionError, match=message):

@@ -24,6 +24,17 @@ def readers(operators: Operators, blob: str, after: int = -1) -> List[int]:
     return list(_readers(operators, blob, after))
 
 
+def leading_to(operators: Operators, *blobs: str) -> List[caffe2_pb2.OperatorDef]:
+    """Those of the operators whose results `blobs` are, or are made of."""
+    needed = set(blobs)
+    found: List[caffe2_pb2.OperatorDef] = []
+    for operator in reversed(operators):
+        if not needed.isdisjoint(operator.output):
+            found.insert(0, operator)
+            needed.update(operator.input)
+    return found
+
+
 def reads(operators: Operators, blob: str) -> bool:
     return any(blob in operator.input for operator in operators)
 

@@ -6,6 +6,15 @@ from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.sizes import Sizes
 
 
+def why_not_of_sequence(loop: Loop, of_blob: str) -> Optional[str]:
+    """Why the gradient `of_blob` is not what the backward step puts there."""
+    assert loop.gradient is not None
+    links = [link for link in loop.gradient.backward_links if link.inner == of_blob]
+    if [link.outer for link in links] != [loop.gradient.sequence]:
+        return "'{}' is not the gradient of the first sequence".format(of_blob)
+    return None
+
+
 def why_no_room(loop: Loop, sizes: Sizes) -> Optional[str]:
     """Why each step of the loop, which has a gradient, cannot keep a blob in the slice of its sequence's gradient."""
     gradient = loop.gradient

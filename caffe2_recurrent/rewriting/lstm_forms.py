@@ -54,6 +54,14 @@ class Form(abc.ABC):
     def opened(self, emitter: Emitter, scaled: str) -> Opened:
         """The gates, from what the activation takes."""
 
+    def kept(self, emitter: Emitter, opened: Opened) -> str:
+        """What the gates can be had from again, `[1, N, 4 D]`, by an operator that can write to a slice."""
+        return emitter.new("Copy", [opened.squashed], "kept_gates")
+
+    @abc.abstractmethod
+    def opened_again(self, emitter: Emitter, kept: str) -> Opened:
+        """The gates, from what was kept of them."""
+
     def emit_cell(self, emitter: Emitter, opened: Opened, kept: str, added: str, cell: str) -> None:
         """The new state, of the old one times the forget gate and the candidate times the input gate."""
         emitter.add("Sum", [kept, added], cell)
@@ -110,9 +118,11 @@ class ByTanh(Form):
             self._one, self._quarter = self._single("lstm_one", 1.0), self._single("lstm_quarter", 1 / times)
 
     def opened(self, emitter: Emitter, scaled: str) -> Opened:
-        squashed = self._activated(emitter, vectorised.TANH, scaled)
-        opened = emitter.aten("addcmul", [self._middle, squashed, self._opening], "opened")
-        return Opened(squashed, *emitter.split(opened, GATES, FEATURES))
+        return self.opened_again(emitter, self._activated(emitter, vectorised.TANH, scaled))
+
+    def opened_again(self, emitter: Emitter, kept: str) -> Opened:
+        opened = emitter.aten("addcmul", [self._middle, kept, self._opening], "opened")
+        return Opened(kept, *emitter.split(opened, GATES, FEATURES))
 
     def emit_cell(self, emitter: Emitter, opened: Opened, kept: str, added: str, cell: str) -> None:
         if self._trains:
@@ -140,9 +150,11 @@ class BySigmoid(Form):
         self._minus_one = self._single("lstm_minus_one", -1.0)
 
     def opened(self, emitter: Emitter, scaled: str) -> Opened:
-        squashed = self._activated(emitter, vectorised.SIGMOID, scaled)
-        i, f, o, half = emitter.split(squashed, ("i", "f", "o", "half_g"), FEATURES)
-        return Opened(squashed, i, f, o, emitter.aten("add", [self._minus_one, half], "g", alpha=2.0))
+        return self.opened_again(emitter, self._activated(emitter, vectorised.SIGMOID, scaled))
+
+    def opened_again(self, emitter: Emitter, kept: str) -> Opened:
+        i, f, o, half = emitter.split(kept, ("i", "f", "o", "half_g"), FEATURES)
+        return Opened(kept, i, f, o, emitter.aten("add", [self._minus_one, half], "g", alpha=2.0))
 
     def gate_factors(self, emitter: Emitter, opened: Opened, cell_prev: str, bounded: str) -> str:
         of_candidate = emitter.new("Scale", [opened.input], "i_times_4", scale=4.0)
@@ -188,6 +200,12 @@ class ByKind(Form):
         squashed = self._activated(emitter, vectorised.SIGMOID, opening, gates=len(names))
         i, f, o = emitter.split(squashed, names, FEATURES)
         return Opened(squashed, i, f, o, self._activated(emitter, vectorised.TANH, adding, candidate, gates=1))
+
+    def kept(self, emitter: Emitter, opened: Opened) -> str:
+        return emitter.concat([opened.squashed, opened.candidate], "kept_gates", FEATURES)
+
+    def opened_again(self, emitter: Emitter, kept: str) -> Opened:
+        return Opened(kept, *emitter.split(kept, GATES, FEATURES))
 
     def gate_factors(self, emitter: Emitter, opened: Opened, cell_prev: str, bounded: str) -> str:
         # SigmoidGradient(Y, X) is X Y (1 - Y), TanhGradient(Y, X) is X (1 - Y^2).

@@ -11,6 +11,9 @@ the cache:
     d(gates) = [dc, dc, dh, dc] * [g i (1 - i), c_prev f (1 - f), tanh(c) o (1 - o), i (1 - g^2)]
     dc_prev  = dc * f
 
+Where a step is to keep no more than what fits into the memory of the gradient of its gates, it keeps i, f, o and g, as
+their form has them, and the backward step computes the factors.
+
 The activations have several forms, see `lstm_forms.py`.
 """
 

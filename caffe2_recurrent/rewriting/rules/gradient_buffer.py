@@ -38,9 +38,9 @@ class GradientBuffer(Rule):
         gradient = loop.gradient
         assert gradient is not None
         blob, of_blob = site.where
-        links = [link for link in gradient.backward_links if link.inner == of_blob]
-        if [link.outer for link in links] != [gradient.sequence]:
-            return "'{}' is not the gradient of the first sequence".format(of_blob)
+        why_not = gradient_memory.why_not_of_sequence(loop, of_blob)
+        if why_not is not None:
+            return why_not
         position, *others = dataflow.writers(gradient.operators, of_blob)
         if others:
             return "'{}' is written more than once".format(of_blob)

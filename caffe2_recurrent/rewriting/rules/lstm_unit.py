@@ -7,7 +7,8 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import integer, number
-from caffe2_recurrent.rewriting import dataflow, own_sequence, passes, step_products, trial
+from caffe2_recurrent.operators import copied
+from caffe2_recurrent.rewriting import dataflow, gradient_memory, own_sequence, passes, step_products, trial
 from caffe2_recurrent.rewriting.addends import products_at
 from caffe2_recurrent.rewriting.emit import Emitter, aten_is_missing
 from caffe2_recurrent.rewriting.lstm_forms import FORMS, GATES, ByKind, ByTanh, Form, MakeForm, Opened, WithoutCandidate
@@ -82,8 +83,8 @@ class LSTMUnits(Rule):
         mask = None if unit.lengths is None else step_mask(loop, unit.lengths)
         drop = bool(integer(operator, "drop_states", 0))
         backward = gradient_position(loop, unit)
-        # Where the gates are computed again, the factors are too.
-        keep_factors = backward is not None and unit.gates not in loop.shared
+        # Where the gates take no memory of their own, the factors are not to take any either.
+        keep_factors = backward is not None and unit.gates not in loop.shared and loop.link(unit.gates) is None
         batch = sizes.batch(loop)
         # Whatever else sees the gates wants them side by side.
         is_alone = mask is None and keep_factors == (loop.gradient is not None)
@@ -92,7 +93,12 @@ class LSTMUnits(Rule):
 
         emitter = Emitter(loop, operator, unit.cell)
         form = made(number(operator, "forget_bias", 0.0), keep_factors)
-        factors = emit_step(emitter, unit, form, emit_gates(emitter, unit, form), mask, drop, keep_factors)
+        opened = emit_gates(emitter, unit, form)
+        kept, again = None, []
+        if backward is not None and not keep_factors and _has_room(loop, backward, sizes):
+            kept = form.kept(emitter, opened)
+            again = dataflow.leading_to(emitter.operators, kept)
+        factors = emit_step(emitter, unit, form, opened, mask, drop, keep_factors)
         loop.operators[site.where : site.where + 1] = emitter.operators
         # What the backward step does not read is not kept in each step, and stays in the cache from step to step.
         loop.shared += [blob for blob in emitter.made if factors is None or blob not in factors]
@@ -104,14 +110,22 @@ class LSTMUnits(Rule):
         gradient = read_unit_gradient(original)
         if factors is None:
             form = made(number(operator, "forget_bias", 0.0), True)
-            opened = emit_gates(emitter, unit, form)
+            opened = emit_gates(emitter, unit, form) if kept is None else form.opened_again(emitter, kept)
             bounded = form.bounded(emitter, unit.cell)
             factors = emit_factors(emitter, unit, form, opened, bounded)
-            loop.overwritten[unit.gates] = gradient.of_gates
+            loop.overwritten[kept or unit.gates] = gradient.of_gates
         else:
             loop.overwritten[factors.gates] = gradient.of_gates
         emit_backward(emitter, gradient, form, factors, mask, drop)
-        loop.gradient.operators[backward : backward + 1] = emitter.operators
+        loop.gradient.operators[backward : backward + 1] = [*map(copied, again), *emitter.operators]
+
+
+def _has_room(loop: Loop, backward: int, sizes: Sizes) -> bool:
+    """Whether what is kept can lie where the gradient of the gates will be."""
+    assert loop.gradient is not None
+    of_gates = read_unit_gradient(loop.gradient.operators[backward]).of_gates
+    is_there = gradient_memory.why_not_of_sequence(loop, of_gates) is None
+    return is_there and gradient_memory.why_no_room(loop, sizes) is None
 
 
 def read_unit(operator: caffe2_pb2.OperatorDef) -> Unit:
