@@ -5,7 +5,7 @@ a state, before or after the step    slices 0..T-1 or 1..T of the state blob
 any other blob of the step           linked to a buffer of its own
 """
 
-from typing import Callable, NamedTuple, Union
+from typing import Callable, NamedTuple, Optional, Tuple, Union
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.rewriting import dataflow, state_slices
@@ -81,6 +81,13 @@ def of_gradient(loop: Loop, inner: str, before: int) -> Union[OverSteps, str]:
     return OverSteps(take)
 
 
+def known(loop: Loop, inner: str) -> Optional[str]:
+    """The outer blob that has been taken with all values of a gradient blob, if there is one."""
+    assert loop.gradient is not None
+    taken = [loop.made.get(_key(link)) for link in loop.gradient.backward_links if link.inner == inner]
+    return taken[0] if len(taken) == 1 else None
+
+
 def _is_state_gradient(loop: Loop, link: Link) -> bool:
     gradient = loop.gradient
     assert gradient is not None
@@ -90,7 +97,7 @@ def _is_state_gradient(loop: Loop, link: Link) -> bool:
 
 def _slice(loop: Loop, link: Link) -> str:
     """The slices that a state blob or buffer showed to the steps, as a blob made after the loop."""
-    key = ("slice", link.outer, link.offset)
+    key = _key(link)
     if key not in loop.made:
         alias = next(
             (alias for alias in loop.aliases if alias.outer_states == link.outer and alias.offset == link.offset == 1),
@@ -98,6 +105,10 @@ def _slice(loop: Loop, link: Link) -> str:
         )
         loop.made[key] = alias.outer_output if alias is not None else _sliced(loop, link)
     return loop.made[key]
+
+
+def _key(link: Link) -> Tuple[str, str, int]:
+    return "slice", link.outer, link.offset
 
 
 def _sliced(loop: Loop, link: Link) -> str:

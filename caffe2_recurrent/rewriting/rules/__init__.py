@@ -17,10 +17,12 @@ from caffe2_recurrent.rewriting.rules.parameter_gradients import ParameterGradie
 from caffe2_recurrent.rewriting.rules.products_over_steps import ProductsOverSteps
 from caffe2_recurrent.rewriting.rules.scaled_weights import ScaledWeights
 from caffe2_recurrent.rewriting.rules.sequence_bias import SequenceBias
+from caffe2_recurrent.rewriting.rules.sequence_gradient import SequenceGradient
 from caffe2_recurrent.rewriting.rules.sequence_in_place import SequenceInPlace
 from caffe2_recurrent.rewriting.rules.sequence_operators import SequenceOperators
 from caffe2_recurrent.rewriting.rules.transposed_weights import TransposedWeights
 from caffe2_recurrent.rewriting.rules.unread_blobs import UnreadBlobs
+from caffe2_recurrent.rewriting.rules.vector_gradients import VectorGradients
 from caffe2_recurrent.rewriting.rules.zero_gradients import ZeroGradients
 
 RULES = (
@@ -28,6 +30,7 @@ RULES = (
     Invariants(),
     SequenceOperators(),
     ParameterGradients(),
+    SequenceGradient(),
     TransposedWeights(),
     EndedSequences(),
     LSTMUnits(),
@@ -43,6 +46,7 @@ RULES = (
     PackedProducts(),
     ProductsOverSteps(),
     GradientProducts(),
+    VectorGradients(),
     UnreadBlobs(),
     ForwardLinks(),
     ExecutorThreads(),
