@@ -76,19 +76,22 @@ def test_step_nets(make):
     comparing.assert_outputs_and_gradients(step_net, *found)
 
 
-@pytest.mark.parametrize("kind", ["Sum", "ElementwiseLinearGradient"])
-def test_a_wrong_sum_is_seen(kind):
+def assert_seen(rules, wrong):
+    """Values tell where the first operator for which `wrong` is true gives a thousandth too much."""
     expected = Net(several).values()
     net = Net(several)
-    optimize(net.net, MOVED, even_if_slower=True)
-    operators = net.net.Proto().op
-    changed = [operator for operator in operators if operator.type == kind and operator.output[0] != "w_grad"][-1]
-    blob = core.BlobReference(changed.output[0])
-    position = list(operators).index(changed)
-    others = [*operators[: position + 1], core.CreateOperator("Scale", [blob], [blob], scale=1.001)]
-    net.reorder([*others, *operators[position + 1 :]])
+    optimize(net.net, rules, even_if_slower=True)
+    operators = list(net.net.Proto().op)
+    position = next(index for index, operator in enumerate(operators) if wrong(operator))
+    blob = core.BlobReference(operators[position].output[0])
+    net.insert(position + 1, "Scale", [blob], [blob], scale=1.001)
     with pytest.raises(AssertionError, match="gradient of"):
         support.assert_same(net.values(), expected)
+
+
+@pytest.mark.parametrize("kind", ["Sum", "ElementwiseLinearGradient"])
+def test_a_wrong_sum_is_seen(kind):
+    assert_seen(MOVED, lambda operator: operator.type == kind)
 
 
 # What it refuses.
