@@ -160,7 +160,7 @@ class AttentionCell(LSTMCell):
         gates, recompute = self.gates(net, parameters, inputs.input_t, joined)
         hidden, cell = self.unit(net, gates, inputs)
         attended = attend(net, parameters, zeros, encoder, hidden, context_prev if self._recurrent else None)
-        recomputed = [joined, joined_sizes, *recompute] if self._recompute else []
+        recomputed = [joined, joined_sizes, *recompute] if self._memory_optimization else []
         recomputed += attended.recompute if self._recompute_attention else []
         return StepOutputs((hidden, cell, attended.context), recomputed)
 
@@ -249,16 +249,14 @@ def LSTMWithAttention(  # noqa: N802
         ["hidden_all", "hidden_last", "cell_all", "cell_last", "context_all", "context_last"],
     )
     weighted = checks.optional_blob("weighted_encoder_outputs", weighted_encoder_outputs)
-    lstm["recompute"] = checks.flag("lstm_memory_optimization", lstm_memory_optimization)
+    save_memory = checks.flag("lstm_memory_optimization", lstm_memory_optimization)
     recompute_attention = checks.flag("attention_memory_optimization", attention_memory_optimization)
     lstm.update(forget_bias=checks.number("forget_bias", forget_bias), drop_states=False)
     forward_only = checks.flag("forward_only", forward_only)
+    # Without a backward step there is nothing to keep.
+    lstm["memory_optimization"] = save_memory and not forward_only
     encoder_lengths = checks.lengths("encoder_lengths", encoder_lengths)
     checks.done()
-    # Without a backward step there is nothing to keep.
-    lstm["recompute"], recompute_attention = (
-        flag and not forward_only for flag in (lstm["recompute"], recompute_attention)
-    )
     cell = AttentionCell(
         lstm,
         encoder_dim,

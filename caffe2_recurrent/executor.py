@@ -6,8 +6,11 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.arguments import is_integer
 from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR
-from caffe2_recurrent.operator_arguments import set_arguments
+from caffe2_recurrent.operator_arguments import argument, set_arguments
 from caffe2_recurrent.problems import Problems, given
+
+# The argument of both operators that has the engine use it; without, it does not.
+ENABLE = "enable_rnn_executor"
 
 
 def set_rnn_executor_config(
@@ -44,3 +47,10 @@ def set_rnn_executor_config(
     values.raise_if_any()
     given_settings = {"rnn_executor." + name: int(value) for name, value in settings.items() if value is not None}
     set_arguments(rnn_op, given_settings)
+
+
+def switch_off(operator: caffe2_pb2.OperatorDef) -> None:
+    """Have the engine run the steps of a loop one after the other."""
+    enabled = argument(operator, ENABLE)
+    if enabled is not None:
+        enabled.i = 0

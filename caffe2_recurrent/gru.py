@@ -16,11 +16,13 @@ GATES = ("reset_gate_t", "update_gate_t", "output_gate_t")
 class GRUCell(Cell):
     caller = "GRU"
 
-    def __init__(self, dim_in: int, dim: int, drop_states: bool, linear_before_reset: bool, recompute: bool) -> None:
+    def __init__(
+        self, dim_in: int, dim: int, drop_states: bool, linear_before_reset: bool, memory_optimization: bool
+    ) -> None:
         self.dim_in, self.dim = dim_in, dim
         self.states = {"hidden_t": dim}
         self._drop_states, self._linear_before_reset = drop_states, linear_before_reset
-        self._recompute = recompute
+        self._memory_optimization = memory_optimization
 
     def parameters(self) -> List[ParameterSpec]:
         specs = fc_specs("i2h", self.dim_in, len(GATES) * self.dim)
@@ -55,14 +57,14 @@ class GRUCell(Cell):
             sequence_lengths=bool(lengths),
         )
         recompute = [*parts, reset, update, opened, inner, output, gates, sizes]
-        return StepOutputs((hidden,), recompute if self._recompute else [])
+        return StepOutputs((hidden,), recompute if self._memory_optimization else [])
 
 
 GRU_KIND = Kind(
     GRUCell.caller,
     ("hidden",),
     lambda dim_in, dim, options: GRUCell(
-        dim_in, dim, options.drop_states, options.flags["linear_before_reset"], options.recompute
+        dim_in, dim, options.drop_states, options.flags["linear_before_reset"], options.memory_optimization
     ),
     lambda parameters: {
         "input": pair(parameters, "i2h"),

@@ -21,10 +21,11 @@ class LSTMCell(Cell):
     # The fully connected layer over the previous hidden state.
     recurrent = "gates_t"
 
-    def __init__(self, dim_in: int, dim: int, forget_bias: float, drop_states: bool, recompute: bool) -> None:
+    def __init__(self, dim_in: int, dim: int, forget_bias: float, drop_states: bool, memory_optimization: bool) -> None:
         self.dim_in, self.dim = dim_in, dim
         self.states = {"hidden_t": dim, "cell_t": dim}
-        self._forget_bias, self._drop_states, self._recompute = forget_bias, drop_states, recompute
+        self._forget_bias, self._drop_states = forget_bias, drop_states
+        self._memory_optimization = memory_optimization
 
     def parameters(self) -> List[ParameterSpec]:
         return fc_specs("i2h", self.dim_in, GATES * self.dim) + fc_specs(self.recurrent, self.dim, GATES * self.dim)
@@ -35,14 +36,14 @@ class LSTMCell(Cell):
     def step(self, net: core.Net, parameters: Blobs, inputs: StepInputs, shared: Any) -> StepOutputs:
         gates, recompute = self.gates(net, parameters, inputs.input_t, inputs.previous[0])
         states = self.unit(net, gates, inputs)
-        return StepOutputs(states, recompute if self._recompute else [])
+        return StepOutputs(states, recompute if self._memory_optimization else [])
 
     def gates(
         self, net: core.Net, parameters: Blobs, input_t: core.BlobReference, hidden: core.BlobReference
     ) -> Tuple[core.BlobReference, List[core.BlobReference]]:
         """The gates `[1, N, 4 D]` before their nonlinearities, and what is worth recomputing."""
         of_state = fc(net, hidden, parameters, self.recurrent, "gates_t")
-        if self._recompute:
+        if self._memory_optimization:
             # Nothing reads x_t again, so its memory can keep the gates. The product then has no reader behind the
             # step: its memory can be shared, and it need not run again.
             net.Sum([input_t, of_state], [input_t])
@@ -95,7 +96,9 @@ def _kind(cell: Type[LSTMCell]) -> Kind:
     return Kind(
         cell.caller,
         ("hidden", "cell"),
-        lambda dim_in, dim, options: cell(dim_in, dim, options.forget_bias, options.drop_states, options.recompute),
+        lambda dim_in, dim, options: cell(
+            dim_in, dim, options.forget_bias, options.drop_states, options.memory_optimization
+        ),
         lambda parameters: {part: pair(parameters, name) for part, name in parts.items()},
     )
 

@@ -12,6 +12,7 @@ from caffe2.python import core, workspace
 from caffe2_recurrent import apart, arguments, wiring
 from caffe2_recurrent.arguments import Blob, OutputsWithGrads, Request
 from caffe2_recurrent.backward import Backward, backward_links, derive_backward
+from caffe2_recurrent.executor import ENABLE
 from caffe2_recurrent.gradient_maker import OPERATOR, gradient_arguments
 from caffe2_recurrent.operators import gradient_name
 from caffe2_recurrent.problems import Problems
@@ -87,9 +88,10 @@ def recurrent_net(
 
 
 def add_loop(request: Request, recompute_unread: bool = True) -> Tuple[core.BlobReference, ...]:
-    """What `recurrent_net` does with its arguments once their types are right.
+    """What `recurrent_net` does with its arguments once their types are right; shapes and results are its own.
 
-    `recompute_unread`: what is to be recomputed is, even if the backward step does not read it.
+    `recompute_unread`: what is to be recomputed is, even if the backward step does not read it, as in Caffe2. Raises
+    `ValueError` as `recurrent_net` does.
     """
     problems = Problems("recurrent_net")
     step_net = read_step_net(request, problems)
@@ -161,7 +163,7 @@ def _add_operator(
         "recurrent_states": [blobs.states for blobs in outer],
         "initial_recurrent_state_ids": [first_position[state.outer_initial] for state in step_net.states],
         "timestep": step_net.timestep,
-        "enable_rnn_executor": 1,
+        ENABLE: 1,
     }
     given.update(wiring.link_arguments("link", wiring.forward_links(step_net, outer)))
     given.update(wiring.alias_arguments(found))

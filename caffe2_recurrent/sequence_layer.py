@@ -14,7 +14,7 @@ class Options(NamedTuple):
 
     forget_bias: float
     drop_states: bool
-    recompute: bool
+    memory_optimization: bool
     flags: Dict[str, bool]
 
 
@@ -41,13 +41,13 @@ def add_sequence_layer(kind: Kind, arguments: Mapping[str, Any]) -> Tuple[Any, .
     outputs: List[str] = [state + ending for state in kind.states for ending in ("_all", "_last")]
     checks.positions(arguments["outputs_with_grads"], outputs)
     with_parameters = checks.flag("return_params", arguments.get("return_params", False))
-    recompute = checks.flag("memory_optimization", arguments["memory_optimization"])
+    save_memory = checks.flag("memory_optimization", arguments["memory_optimization"])
     bias = checks.number("forget_bias", arguments["forget_bias"])
     forward_only = checks.flag("forward_only", arguments["forward_only"])
     drop = checks.flag("drop_states", arguments["drop_states"])
     # Without a backward step there is nothing to keep.
-    recompute = recompute and not forward_only
-    options = Options(bias, drop, recompute, {name: checks.flag(name, arguments[name]) for name in kind.flags})
+    save_memory = save_memory and not forward_only
+    options = Options(bias, drop, save_memory, {name: checks.flag(name, arguments[name]) for name in kind.flags})
     checks.done()
     stack = add_stack(
         model,

@@ -12,6 +12,7 @@ from typing import Any, Counter, FrozenSet, List, Optional, Tuple
 
 from caffe2.python import core, workspace
 
+from caffe2_recurrent.executor import ENABLE
 from caffe2_recurrent.loop import Loop, read_loops
 from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.problems import Problems, given, names
@@ -122,7 +123,7 @@ def _read(net: Any, prefix: Any) -> List[Loop]:
 
 def _check_no_workspace_is_empty(loop: Loop, problems: Problems) -> None:
     # The engine crashes where it copies a workspace that no step has had.
-    workspaces = workspaces_in_turn(bool(integer(loop.forward, "enable_rnn_executor", 0)))
+    workspaces = workspaces_in_turn(bool(integer(loop.forward, ENABLE, 0)))
     if not loop.has_backward_step and steps_of_last_run(loop) < workspaces:
         problems.add(
             "loop '{}' is forward only, and ran fewer steps ({}) than it has workspaces ({}): the engine cannot copy "

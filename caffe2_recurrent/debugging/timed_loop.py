@@ -10,6 +10,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import workspace
 
 from caffe2_recurrent.debugging.clock import Clocked, Reading, with_clock
+from caffe2_recurrent.executor import switch_off
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import net as net_argument
 from caffe2_recurrent.operator_arguments import set_arguments
@@ -96,7 +97,7 @@ def _around_operators(loop: Loop, name: str, executor: bool = True) -> _Way:
     operators = [copied(operator) for operator in loop.outer_operators]
     if not executor:
         for operator in operators:
-            _switch_executor_off(operator)
+            switch_off(operator)
     clocked = with_clock(operators, loop.names)
     return _way(name, clocked.operators, [clocked])
 
@@ -113,7 +114,7 @@ def _in_steps(loop: Loop) -> _Way:
         step_net.name += "_with_clock"
         step_net.type = "simple"
         set_arguments(operator, {name: step_net})
-        _switch_executor_off(operator)
+        switch_off(operator)
         operators.append(operator)
         clocks.append(clocked)
     return _way("in_steps", operators, clocks)
@@ -122,7 +123,3 @@ def _in_steps(loop: Loop) -> _Way:
 def _way(name: str, operators: Sequence[caffe2_pb2.OperatorDef], clocks: List[Clocked]) -> _Way:
     outer = [blob for clock in clocks for blob in clock.outer]
     return _Way(caffe2_pb2.NetDef(name=name, op=operators, external_input=outer), clocks)
-
-
-def _switch_executor_off(operator: caffe2_pb2.OperatorDef) -> None:
-    set_arguments(operator, {"enable_rnn_executor": 0})

@@ -6,9 +6,8 @@ import numpy as np
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core, workspace
 
+from caffe2_recurrent import executor
 from caffe2_recurrent.gradient_check import check_gradients
-from caffe2_recurrent.gradient_maker import OPERATOR
-from caffe2_recurrent.operator_arguments import set_arguments
 
 
 class Trial:
@@ -19,7 +18,9 @@ class Trial:
         self._values = dict(values)
         self._outputs = list(outputs)
         self._net = _copy(net)
-        _switch_executor_off(self._net)
+        # It now and then fails where one run follows close behind another, and here there are thousands.
+        for operator in self._net.Proto().op:
+            executor.switch_off(operator)
         written = {blob for operator in net.op for blob in operator.output}
         # What the net changes must be put back before each run.
         self._changed = {blob: value for blob, value in self._values.items() if blob in written}
@@ -63,13 +64,6 @@ def _copy(net: caffe2_pb2.NetDef) -> core.Net:
     # A name of its own: later nets of the caller's keep theirs.
     copy.name = "caffe2_recurrent_gradcheck"
     return core.Net(copy)
-
-
-def _switch_executor_off(net: core.Net) -> None:
-    """It now and then fails where one run follows close behind another, and here there are thousands."""
-    for operator in net.Proto().op:
-        if operator.type == OPERATOR:
-            set_arguments(operator, {"enable_rnn_executor": 0})
 
 
 def _dense(gradient: Any, value: np.ndarray) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Which operator of a list writes the value that another one reads; blobs may be written more than once."""
 
-from typing import Iterator, List, Optional, Sequence
+from typing import Container, Iterable, Iterator, List, Optional, Sequence
 
 from caffe2.proto import caffe2_pb2
 
@@ -24,14 +24,14 @@ def readers(operators: Operators, blob: str, after: int = -1) -> List[int]:
     return list(_readers(operators, blob, after))
 
 
-def leading_to(operators: Operators, *blobs: str) -> List[caffe2_pb2.OperatorDef]:
-    """Those of the operators whose results `blobs` are, or are made of."""
+def leading_to(operators: Operators, blobs: Iterable[str], through: Optional[Container[str]] = None) -> List[int]:
+    """The positions of the operators whose results `blobs` are, or are made of; by way of `through` alone, if given."""
     needed = set(blobs)
-    found: List[caffe2_pb2.OperatorDef] = []
-    for operator in reversed(operators):
-        if not needed.isdisjoint(operator.output):
-            found.insert(0, operator)
-            needed.update(operator.input)
+    found: List[int] = []
+    for position in reversed(range(len(operators))):
+        if not needed.isdisjoint(operators[position].output):
+            found.insert(0, position)
+            needed.update(blob for blob in operators[position].input if through is None or blob in through)
     return found
 
 

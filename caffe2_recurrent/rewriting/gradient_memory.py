@@ -5,6 +5,14 @@ from typing import Optional
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.sizes import Sizes
 
+TAKEN = "the sequence's gradient holds another blob already"
+
+
+def is_taken(loop: Loop) -> bool:
+    """Whether it holds something else already."""
+    assert loop.gradient is not None
+    return any(state.outer_states == loop.gradient.sequence for state in loop.states)
+
 
 def why_not_of_sequence(loop: Loop, of_blob: str) -> Optional[str]:
     """Why the gradient `of_blob` is not what the backward step puts there."""
@@ -21,8 +29,8 @@ def why_no_room(loop: Loop, sizes: Sizes) -> Optional[str]:
     assert gradient is not None
     if gradient.sequence in loop.busy:
         return "other operators use '{}' before it holds the sequence's gradient".format(gradient.sequence)
-    if any(state.outer_states == gradient.sequence for state in loop.states):
-        return "the sequence's gradient holds another blob already"
+    if is_taken(loop):
+        return TAKEN
     shape = sizes.shape(gradient.like)
     if shape is None or len(shape) != 3:
         return "the shape of the sequence '{}' is not known; give shapes".format(gradient.like)

@@ -58,7 +58,7 @@ def emit(emitter: Emitter, operator: caffe2_pb2.OperatorDef, way: Apart, bias: O
     if way.is_transposed:
         emitter.add("Transpose", [product], of_weights)
     if bias is None:
-        bias = sums_of_columns(emitter, of_result, axis)
+        bias = sums_of_columns(emitter, of_result, axis, emitter.blob("sums"))
     emitter.add("Copy", [bias], of_bias)
     for blob in of_rows:
         shape = emitter.new("Shape", [rows], "shape_of_rows")
@@ -67,10 +67,10 @@ def emit(emitter: Emitter, operator: caffe2_pb2.OperatorDef, way: Apart, bias: O
     return bias
 
 
-def sums_of_columns(emitter: Emitter, of_result: str, axis: int) -> str:
-    """1' dY, where rows of dY start at `axis`."""
+def sums_of_columns(emitter: Emitter, of_result: str, axis: int, sums: str) -> str:
+    """sums = 1' dY, where rows of dY start at `axis`."""
     ones = emitter.column_of_ones(of_result, axis)
-    sums = emitter.new("MatMul", [ones, of_result], "sums", trans_a=1, axis_a=axis, axis_b=axis)
+    emitter.add("MatMul", [ones, of_result], sums, trans_a=1, axis_a=axis, axis_b=axis)
     return emitter.add("Squeeze", [sums], sums, dims=[0])
 
 

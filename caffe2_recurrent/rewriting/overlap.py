@@ -2,10 +2,11 @@
 
 from typing import Dict, Optional, Set
 
+from caffe2_recurrent import executor
+from caffe2_recurrent.executor import ENABLE
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import argument, integer
 
-ENABLE = "enable_rnn_executor"
 THREADS = "rnn_executor.num_threads"
 
 
@@ -22,9 +23,7 @@ def why_executor_pays(loop: Loop) -> Optional[str]:
 
 def switch_executor_off(loop: Loop) -> None:
     for operator in loop.outer_operators:
-        enabled = argument(operator, ENABLE)
-        if enabled is not None:
-            enabled.i = 0
+        executor.switch_off(operator)
 
 
 def why_steps_may_overlap(loop: Loop) -> Optional[str]:

@@ -10,6 +10,7 @@ from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from caffe2.proto import caffe2_pb2
 
+from caffe2_recurrent.executor import ENABLE
 from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, POSITIONS, PYTHON_POSITIONS
 from caffe2_recurrent.loop import Loop, read_links, read_renames
 from caffe2_recurrent.operator_arguments import integer, integers, string, strings
@@ -334,7 +335,7 @@ def _wanted(forward: caffe2_pb2.OperatorDef) -> Optional[List[int]]:
 
 def _executor(operator: caffe2_pb2.OperatorDef) -> Executor:
     return Executor(
-        enabled=bool(integer(operator, "enable_rnn_executor", 0)),
+        enabled=bool(integer(operator, ENABLE, 0)),
         # The engine takes 0 for no setting.
         threads=integer(operator, "rnn_executor.num_threads", 0) or None,
         streams=integer(operator, "rnn_executor.max_cuda_streams", 0) or None,

@@ -6,12 +6,12 @@ from typing import Dict, Iterable, List, Optional
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
-from caffe2_recurrent.executor import set_rnn_executor_config
+from caffe2_recurrent.executor import ENABLE, set_rnn_executor_config
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import argument, integer, set_arguments
 from caffe2_recurrent.recurrent import recurrent_net
 from caffe2_recurrent.rewriting import trial
-from caffe2_recurrent.rewriting.overlap import ENABLE, THREADS, why_steps_may_overlap
+from caffe2_recurrent.rewriting.overlap import THREADS, why_steps_may_overlap
 from caffe2_recurrent.rewriting.rows import FEATURES
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.subjects import WORKSPACE, Seconds, Subject

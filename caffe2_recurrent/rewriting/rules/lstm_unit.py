@@ -97,7 +97,7 @@ class LSTMUnits(Rule):
         kept, again = None, []
         if backward is not None and not keep_factors and _has_room(loop, backward, sizes):
             kept = form.kept(emitter, opened)
-            again = dataflow.leading_to(emitter.operators, kept)
+            again = [emitter.operators[index] for index in dataflow.leading_to(emitter.operators, [kept])]
         factors = emit_step(emitter, unit, form, opened, mask, drop, keep_factors)
         loop.operators[site.where : site.where + 1] = emitter.operators
         # What the backward step does not read is not kept in each step, and stays in the cache from step to step.

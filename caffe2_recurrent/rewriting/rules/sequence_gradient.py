@@ -6,7 +6,7 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operators import new_operator
-from caffe2_recurrent.rewriting import dataflow, over_steps
+from caffe2_recurrent.rewriting import dataflow, gradient_memory, over_steps
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.rules.parameter_gradients import ELEMENTWISE_LINEAR_GRADIENT
 from caffe2_recurrent.sizes import Sizes
@@ -35,8 +35,10 @@ class SequenceGradient(Rule):
 
     def sites(self, loop: Loop) -> Iterable[Site]:
         gradient = loop.gradient
-        for link in gradient.backward_links if gradient is not None else []:
-            if gradient is not None and link.outer == gradient.sequence and _made(loop, link.inner) is not None:
+        if gradient is None:
+            return
+        for link in gradient.backward_links:
+            if link.outer == gradient.sequence and _made(loop, link.inner) is not None:
                 yield Site("'{}'".format(link.inner), link)
 
     def refusal(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
@@ -46,8 +48,8 @@ class SequenceGradient(Rule):
         same = [other for other in gradient.backward_links if link.outer == other.outer or link.inner == other.inner]
         if same != [link]:
             return "'{}' is linked more than once".format(link.inner)
-        if any(state.outer_states == link.outer for state in loop.states):
-            return "the sequence's gradient holds another blob already"
+        if gradient_memory.is_taken(loop):
+            return gradient_memory.TAKEN
         for position in {*made.products, made.last}:
             (blob,) = gradient.operators[position].output
             if any(reader != made.last for reader in dataflow.readers(gradient.operators, blob, position)):

@@ -60,8 +60,8 @@ class SequenceInPlace(Rule):
         if link not in loop.gradient.links:
             return "the backward step does not see the slice of '{}'".format(link.outer)
         again = _made_again(loop, position)
-        others = _not_in(loop.gradient.operators, [loop.operators[index] for index in again])
-        if any(other in [*operator.input, *operator.output] for operator in others):
+        rest = _not_in(loop.gradient.operators, [loop.operators[index] for index in again])
+        if any(other in [*operator.input, *operator.output] for operator in rest):
             return "the backward step uses '{}' too".format(other)
         for index in again:
             operator = loop.operators[index]
@@ -97,11 +97,5 @@ def _not_in(operators: Operators, others: Operators) -> List[caffe2_pb2.Operator
 
 def _made_again(loop: Loop, position: int) -> List[int]:
     """Where the step makes that sum, and those of its parts that the steps share."""
-    needed = set(loop.operators[position].input)
-    shared = needed.union(loop.shared)
-    found = [position]
-    for earlier in reversed(range(position)):
-        if not shared.intersection(needed).isdisjoint(loop.operators[earlier].output):
-            found.insert(0, earlier)
-            needed.update(loop.operators[earlier].input)
-    return found
+    earlier = loop.operators[:position]
+    return [*dataflow.leading_to(earlier, loop.operators[position].input, through=loop.shared), position]

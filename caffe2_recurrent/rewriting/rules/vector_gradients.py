@@ -1,7 +1,7 @@
 """Gradients of vectors over all steps, by operators that are faster at it; it is tried out."""
 
 import functools
-from typing import Iterable, List, NamedTuple, Optional
+from typing import Dict, Iterable, List, NamedTuple, Optional
 
 from caffe2.proto import caffe2_pb2
 
@@ -13,7 +13,7 @@ from caffe2_recurrent.rewriting.gradients_apart import sums_of_columns
 from caffe2_recurrent.rewriting.rows import FEATURES
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.rules.parameter_gradients import ELEMENTWISE_LINEAR_GRADIENT
-from caffe2_recurrent.rewriting.subjects import Subject
+from caffe2_recurrent.rewriting.subjects import Seconds, Subject
 from caffe2_recurrent.sizes import Sizes
 
 # In parts it must be faster by this factor.
@@ -82,9 +82,8 @@ def _emit(emitter: Emitter, operator: caffe2_pb2.OperatorDef, is_read: bool) -> 
     of_rows, of_weights, of_bias = operator.output
     axis = integer(operator, "axis", 1)
     product = emitter.new("Mul", [of_result, rows], "product")
-    for of_parameter, blob in ((of_weights, product), (of_bias, of_result)):
-        # A parameter's gradient may be changed by who has it.
-        emitter.add("Copy", [sums_of_columns(emitter, blob, axis)], of_parameter)
+    sums_of_columns(emitter, product, axis, of_weights)
+    sums_of_columns(emitter, of_result, axis, of_bias)
     if is_read:
         emitter.add("Mul", [of_result, weights], of_rows, broadcast=1)
 
@@ -93,7 +92,7 @@ def _emit(emitter: Emitter, operator: caffe2_pb2.OperatorDef, is_read: bool) -> 
 
 
 @trial.remembered
-def _tried(size: Size) -> dict:
+def _tried(size: Size) -> Dict[bool, Seconds]:
     """By whether it is in parts."""
     return trial.in_turn({apart: functools.partial(_subject, size, apart) for apart in (False, True)})
 
