@@ -18,6 +18,8 @@ from caffe2_recurrent.problems import Problems, given
 Shape = Tuple[int, ...]
 # Turns each sequence round, for the loop that runs over it from its end.
 TURNING = "ReversePackedSegs"
+# What they make is shaped like their first input, of which Caffe2 says nothing.
+LIKE_THE_FIRST = frozenset([TURNING, "SequenceMask"])
 
 
 class Sizes:
@@ -43,9 +45,9 @@ class Sizes:
         found = dict(self._shapes)
         for operator in operators:
             known = {blob: found[blob] for blob in operator.input if blob in found}
-            if operator.type == "Transpose" and len(known.get(operator.input[0], ())) == 2:
+            if operator.type == "Transpose" and operator.input[0] in known:
                 # Of which older Caffe2s say nothing, but that its axes were invalid.
-                found[operator.output[0]] = known[operator.input[0]][::-1]
+                found[operator.output[0]] = _transposed(known[operator.input[0]], integers(operator, "axes"))
             elif not is_on_onednn(operator):
                 found.update(_inferred([operator], known))
         return found
@@ -109,6 +111,10 @@ def read_shapes(shapes: Any, problems: Problems) -> Dict[str, Shape]:
     return read
 
 
+def _transposed(shape: Shape, axes: Sequence[int]) -> Shape:
+    return tuple(shape[axis] for axis in axes) if axes else shape[::-1]
+
+
 def _is_size(value: Any) -> bool:
     return hasattr(value, "__index__") and not isinstance(value, bool) and int(value) > 0
 
@@ -157,7 +163,7 @@ def loop_outputs(operator: caffe2_pb2.OperatorDef, known: Mapping[str, Shape]) -
 
 def _known_to_caffe2(operator: caffe2_pb2.OperatorDef) -> caffe2_pb2.OperatorDef:
     """An operator of whose shapes Caffe2 can say something, in the place of one of which it cannot."""
-    if operator.type == TURNING:
+    if operator.type in LIKE_THE_FIRST:
         return caffe2_pb2.OperatorDef(type="Copy", input=operator.input[:1], output=operator.output[:1])
     return operator
 

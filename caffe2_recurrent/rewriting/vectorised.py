@@ -67,6 +67,12 @@ def _aten_adds_faster(rows: int, columns: int) -> bool:
     return _atens_is_faster(own, aten_name(ADD), {"x": (1, rows, columns), "b": (columns,)})
 
 
+@trial.remembered
+def aten_broadcasts_faster(kind: str, first: Shape, second: Shape) -> bool:
+    """Whether ATen's operator is faster than Caffe2's for two blobs of which one is repeated."""
+    return _atens_is_faster(caffe2_pb2.OperatorDef(type=kind), aten_name(kind), {"x": first, "z": second}, GAIN)
+
+
 def _atens_is_faster(
     own: caffe2_pb2.OperatorDef, name: str, shapes: Dict[str, Shape], gain: float = 1.0, times: int = 1
 ) -> bool:

@@ -1,6 +1,7 @@
 """The rules, in the order in which they follow each other."""
 
 from caffe2_recurrent.rewriting.rules.activations import Activations
+from caffe2_recurrent.rewriting.rules.broadcasts import Broadcasts
 from caffe2_recurrent.rewriting.rules.ended_sequences import EndedSequences
 from caffe2_recurrent.rewriting.rules.executor_threads import ExecutorThreads
 from caffe2_recurrent.rewriting.rules.forward_links import ForwardLinks
@@ -12,6 +13,7 @@ from caffe2_recurrent.rewriting.rules.invariants import Invariants
 from caffe2_recurrent.rewriting.rules.joined_sequence import JoinedSequence
 from caffe2_recurrent.rewriting.rules.lstm_unit import LSTMUnits
 from caffe2_recurrent.rewriting.rules.merged_sums import MergedSums
+from caffe2_recurrent.rewriting.rules.outer_products import OuterProducts
 from caffe2_recurrent.rewriting.rules.packed_products import PackedProducts
 from caffe2_recurrent.rewriting.rules.parameter_gradients import ParameterGradients
 from caffe2_recurrent.rewriting.rules.products_over_steps import ProductsOverSteps
@@ -23,6 +25,7 @@ from caffe2_recurrent.rewriting.rules.sequence_operators import SequenceOperator
 from caffe2_recurrent.rewriting.rules.transposed_weights import TransposedWeights
 from caffe2_recurrent.rewriting.rules.unread_blobs import UnreadBlobs
 from caffe2_recurrent.rewriting.rules.vector_gradients import VectorGradients
+from caffe2_recurrent.rewriting.rules.vector_products import VectorProducts
 from caffe2_recurrent.rewriting.rules.zero_gradients import ZeroGradients
 
 RULES = (
@@ -30,7 +33,9 @@ RULES = (
     Invariants(),
     SequenceOperators(),
     ParameterGradients(),
+    OuterProducts(),
     SequenceGradient(),
+    VectorProducts(),
     TransposedWeights(),
     EndedSequences(),
     LSTMUnits(),
@@ -40,6 +45,7 @@ RULES = (
     ZeroGradients(),
     MergedSums(),
     Activations(),
+    Broadcasts(),
     SequenceBias(),
     GatesFirst(),
     JoinedSequence(),

@@ -1,0 +1,83 @@
+"""The shapes of a step's blobs as its operators see them, as far as they are known."""
+
+from typing import Dict, Iterable, Mapping, Optional, Sequence
+
+import numpy as np
+from caffe2.proto import caffe2_pb2
+
+from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.operators import copied, gradient_name
+from caffe2_recurrent.rewriting.emit import is_aten
+from caffe2_recurrent.sizes import Shape, Sizes
+from caffe2_recurrent.wiring import Link
+
+Shapes = Dict[str, Shape]
+# What ends the name of a blob after an operator, beside that of the one before.
+NEW = " after"
+# ATen's operators by element, which repeat what is smaller.
+BROADCASTING = ("add", "addcmul", "lerp", "mul", "sigmoid", "sub", "tanh")
+
+
+def shapes_before(loop: Loop, sizes: Sizes, operators: Sequence[caffe2_pb2.OperatorDef], position: int) -> Shapes:
+    """Those that blobs have in front of the operator at `position` of the step or, as `operators` says, backward step.
+
+    They change on the way: operators may work in place, and what is written to a slice need not be shaped like it.
+    """
+    slices = _slices(loop, sizes, loop.links)
+    found = {**sizes.made_by(loop.before), **slices}
+    if operators is loop.operators:
+        return _after(operators[:position], found, slices)
+    assert loop.gradient is not None
+    found = _after(loop.operators, found, slices)
+    slices = _slices(loop, sizes, loop.gradient.backward_links)
+    return _after(operators[:position], {**found, **slices}, slices)
+
+
+def _slices(loop: Loop, sizes: Sizes, links: Iterable[Link]) -> Shapes:
+    """`[1, N, k]` of those blobs that are linked."""
+    batch = sizes.batch(loop)
+    found: Shapes = {}
+    for link in links:
+        size = _size_of_slice(loop, sizes, link.outer)
+        if batch is not None and size is not None:
+            found[link.inner] = (1, batch, size)
+    return found
+
+
+def _size_of_slice(loop: Loop, sizes: Sizes, outer: str) -> Optional[int]:
+    for state in loop.states:
+        # The engine calls the gradient of a state so.
+        if outer in (state.outer_states, gradient_name(state.outer_states)):
+            outer = state.outer_initial
+    shape = sizes.shape(outer)
+    return shape[-1] if shape else None
+
+
+def _after(operators: Sequence[caffe2_pb2.OperatorDef], known: Mapping[str, Shape], slices: Shapes) -> Shapes:
+    found = dict(known)
+    for operator in operators:
+        inputs = {blob: found[blob] for blob in operator.input if blob in found}
+        made = _made(_with_new_outputs(operator), inputs)
+        for blob in operator.output:
+            shape = made.get(blob + NEW)
+            if shape is not None:
+                found[blob] = shape
+            elif blob not in slices:
+                found.pop(blob, None)
+    return found
+
+
+def _made(operator: caffe2_pb2.OperatorDef, inputs: Shapes) -> Shapes:
+    if any(is_aten(operator, kind) for kind in BROADCASTING):
+        if len(inputs) < len(set(operator.input)):
+            return {}
+        shapes = [np.broadcast_to(0, inputs[blob]) for blob in operator.input]
+        return {operator.output[0]: tuple(np.broadcast(*shapes).shape)}
+    return Sizes(inputs).made_by([operator])
+
+
+def _with_new_outputs(operator: caffe2_pb2.OperatorDef) -> caffe2_pb2.OperatorDef:
+    """So that what is not known of an operator that works in place is not taken from its input."""
+    changed = copied(operator)
+    changed.output[:] = [blob + NEW for blob in operator.output]
+    return changed
