@@ -1,33 +1,19 @@
 """Parameter gradients moved out of the loop."""
 
-from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple, Union
+from typing import Dict, Iterable, List, Optional, Set, Tuple, Union
 
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Gradient, Loop, Parameter
 from caffe2_recurrent.operator_arguments import integer
-from caffe2_recurrent.operators import copied, new_operator
-from caffe2_recurrent.rewriting import dataflow
+from caffe2_recurrent.operators import new_operator
+from caffe2_recurrent.rewriting import dataflow, gradient_parts
+from caffe2_recurrent.rewriting.gradient_parts import FC_GRADIENT, Parts
 from caffe2_recurrent.rewriting.over_steps import OverSteps, of_forward, of_gradient
-from caffe2_recurrent.rewriting.rows import FEATURES, with_rows
+from caffe2_recurrent.rewriting.rows import FEATURES, repeats, with_rows
 from caffe2_recurrent.rewriting.rule import Rule, Site
+from caffe2_recurrent.rewriting.step_shapes import shapes_before
 from caffe2_recurrent.sizes import Sizes
-
-FC_GRADIENT, ELEMENTWISE_LINEAR_GRADIENT = "FCGradient", "ElementwiseLinearGradient"
-
-
-class Parts(NamedTuple):
-    """The blobs of a gradient operator by their role: Y = operator(X, W, b).
-
-    `of_weights` and `of_bias` are the gradients of the two parameters, `of_input` that of X, if it is wanted.
-    """
-
-    input: str
-    weights: str
-    of_output: str
-    of_weights: str
-    of_bias: str
-    of_input: Optional[str]
 
 
 class ParameterGradients(Rule):
@@ -36,24 +22,23 @@ class ParameterGradients(Rule):
     =>  backward step: dX = BatchMatMul(dY, W)
         after the loop: dW, db = FCGradient(X of all steps, W, dY of all steps)
 
-    The same for ElementwiseLinearGradient, where dX = Mul(dY, W). X and dY must have a row for each sequence. Where
-    several such operators share a parameter, all of them move, and the sum of their shares too.
+    The same for ElementwiseLinearGradient, where dX = Mul(dY, W), and for the gradients of Add, Sub and Mul with a
+    parameter that they repeat, see `gradient_parts.py`. X and dY must have a row for each sequence. Where several such
+    operators share a parameter, all of them move, and the sum of their shares too.
     """
 
     name = "parameter_gradients"
 
     def sites(self, loop: Loop) -> Iterable[Site]:
         for positions in _groups(loop):
-            assert loop.gradient is not None
-            operators = [loop.gradient.operators[position] for position in positions]
-            blobs = ", ".join("'{}'".format(blob) for operator in operators for blob in _shares(operator))
-            yield Site("{} -> {}".format(operators[0].type, blobs), positions)
+            parts = [_parts(loop, position) for position in positions]
+            blobs = ", ".join("'{}'".format(share) for part in parts for share in part.shares)
+            yield Site("{} -> {}".format(parts[0].operator.type, blobs), positions)
 
     def refusal(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
-        assert loop.gradient is not None
         rows = with_rows(loop, sizes)
         for position in site.where:
-            reason = _refusal(loop, loop.gradient.operators[position], position, rows)
+            reason = _refusal(loop, sizes, position, rows)
             if reason is not None:
                 return reason
         return None
@@ -61,12 +46,12 @@ class ParameterGradients(Rule):
     def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
         gradient = loop.gradient
         assert gradient is not None
+        every = {position: _parts(loop, position) for position in site.where}
         shares: Dict[Parameter, List[str]] = {}
         spent: List[int] = []
-        for position in site.where:
-            operator = gradient.operators[position]
-            outer_shares = _move(loop, operator, position)
-            for share, outer_share in zip(_shares(operator), outer_shares):
+        for position, parts in every.items():
+            outer_shares = _move(loop, sizes, parts, position)
+            for share, outer_share in zip(parts.shares, outer_shares):
                 destination = _destination(gradient, share)
                 assert destination is not None
                 parameter, addition = destination
@@ -75,13 +60,12 @@ class ParameterGradients(Rule):
         for parameter, outer_shares in shares.items():
             _finish(loop, outer_shares, parameter)
             gradient.parameters.remove(parameter)
-        inside = {position: _inside(gradient.operators[position]) for position in site.where}
         # Those of blobs that have rows.
-        loop.known_rows.update(_parts(gradient.operators[position]).of_output for position in site.where)
+        loop.known_rows.update(parts.of_output for parts in every.values())
         kept: List[caffe2_pb2.OperatorDef] = []
         for position, operator in enumerate(gradient.operators):
-            if position in inside:
-                kept += inside[position]
+            if position in every:
+                kept += gradient_parts.of_input(every[position])
             elif position not in spent:
                 kept.append(operator)
         gradient.operators[:] = kept
@@ -94,10 +78,8 @@ def _groups(loop: Loop) -> List[Tuple[int, ...]]:
         return []
     groups: List[List[int]] = []
     destinations: List[set] = []
-    for position, operator in enumerate(gradient.operators):
-        if operator.type not in (FC_GRADIENT, ELEMENTWISE_LINEAR_GRADIENT):
-            continue
-        own = [_destination(gradient, share) for share in _shares(operator)]
+    for position, parts in _all_parts(loop).items():
+        own = [_destination(gradient, share) for share in parts.shares]
         own_parameters = {destination[0] for destination in own if destination is not None}
         meeting = [index for index, other in enumerate(destinations) if own_parameters & other]
         joined = sorted([position, *(member for index in meeting for member in groups[index])])
@@ -107,16 +89,16 @@ def _groups(loop: Loop) -> List[Tuple[int, ...]]:
     return [tuple(group) for group in groups]
 
 
-def _parts(operator: caffe2_pb2.OperatorDef) -> Parts:
-    inputs, outputs = list(operator.input), list(operator.output)
-    if operator.type == FC_GRADIENT:
-        return Parts(inputs[0], inputs[1], inputs[2], outputs[0], outputs[1], outputs[2] if len(outputs) > 2 else None)
-    return Parts(inputs[1], inputs[2], inputs[0], outputs[1], outputs[2], outputs[0])
+def _all_parts(loop: Loop) -> Dict[int, Parts]:
+    """The gradient operators that are about parameters, by their positions."""
+    assert loop.gradient is not None
+    fixed = loop.references
+    found = {position: gradient_parts.read(made, fixed) for position, made in enumerate(loop.gradient.operators)}
+    return {position: parts for position, parts in found.items() if parts is not None}
 
 
-def _shares(operator: caffe2_pb2.OperatorDef) -> Tuple[str, str]:
-    parts = _parts(operator)
-    return parts.of_weights, parts.of_bias
+def _parts(loop: Loop, position: int) -> Parts:
+    return _all_parts(loop)[position]
 
 
 def _destination(gradient: Gradient, share: str) -> Optional[Tuple[Parameter, Optional[int]]]:
@@ -132,28 +114,29 @@ def _destination(gradient: Gradient, share: str) -> Optional[Tuple[Parameter, Op
     return None
 
 
-def _refusal(loop: Loop, operator: caffe2_pb2.OperatorDef, position: int, rows: set) -> Optional[str]:
-    parts = _parts(operator)
+def _refusal(loop: Loop, sizes: Sizes, position: int, rows: Set[str]) -> Optional[str]:
     gradient = loop.gradient
     assert gradient is not None
-    if integer(operator, "axis", 1) != FEATURES or integer(operator, "axis_w", 1) != 1:
+    parts = _parts(loop, position)
+    operator = parts.operator
+    along_features = integer(operator, "axis", 1) == FEATURES and integer(operator, "axis_w", 1) == 1
+    if not (parts.is_by_element or along_features):
         return "it works along another axis than the last of [1, N, K]"
     if parts.weights not in loop.references:
         return "'{}' is not the same in all steps".format(parts.weights)
     if parts.input not in rows:
         return "'{}' is not known to have one row for each sequence".format(parts.input)
-    for share in (parts.of_weights, parts.of_bias):
+    if parts.is_by_element:
+        reason = _refusal_by_element(loop, sizes, parts, position)
+        if reason is not None:
+            return reason
+    for share in parts.shares:
         destination = _destination(gradient, share)
         if destination is None:
             return "'{}' is used for something else than the gradient of a parameter".format(share)
         parameter, addition = destination
         if addition is not None:
-            movable = {
-                output
-                for other in gradient.operators
-                if other.type in (FC_GRADIENT, ELEMENTWISE_LINEAR_GRADIENT)
-                for output in _shares(other)
-            }
+            movable = {share for other in _all_parts(loop).values() for share in other.shares}
             if not movable.issuperset(gradient.operators[addition].input):
                 return "the gradient of '{}' is also made of something that stays in the loop".format(parameter.outer)
     for found in _values(loop, parts, position):
@@ -162,25 +145,39 @@ def _refusal(loop: Loop, operator: caffe2_pb2.OperatorDef, position: int, rows: 
     return None
 
 
+def _refusal_by_element(loop: Loop, sizes: Sizes, parts: Parts, position: int) -> Optional[str]:
+    assert loop.gradient is not None
+    shapes = shapes_before(loop, sizes, loop.gradient.operators, position)
+    for blob in (parts.input, parts.weights):
+        if blob not in shapes:
+            return "the shape of '{}' is not known; give shapes".format(blob)
+    rows, weights = shapes[parts.input], shapes[parts.weights]
+    if not repeats(weights, rows):
+        return "'{}' is not as wide as the rows of '{}', or is not repeated: {} and {}".format(
+            parts.weights, parts.input, weights, rows
+        )
+    if parts.of_input == parts.of_output and gradient_parts.of_input(parts):
+        return "it writes over '{}'".format(parts.of_output)
+    return None
+
+
 def _values(loop: Loop, parts: Parts, position: int) -> Tuple[Union[OverSteps, str], Union[OverSteps, str]]:
-    return of_forward(loop, parts.input), of_gradient(loop, parts.of_output, position)
+    of_output = of_gradient(loop, parts.of_output, position)
+    return of_forward(loop, parts.input) if parts.reads_input else of_output, of_output
 
 
-def _move(loop: Loop, operator: caffe2_pb2.OperatorDef, position: int) -> List[str]:
-    """Add the gradient operator over all steps, after the loop; gives the outer blobs of its two shares."""
-    parts = _parts(operator)
+def _move(loop: Loop, sizes: Sizes, parts: Parts, position: int) -> List[str]:
+    """Add the gradient operator over all steps, after the loop; gives the outer blobs of its shares."""
     inputs, outputs = _values(loop, parts, position)
     assert isinstance(inputs, OverSteps) and isinstance(outputs, OverSteps)
-    outer_input = inputs.take(lambda: _row_of(loop, parts.weights, operator))
-    outer_output = outputs.take(lambda: _column_of(loop, parts.weights, operator))
-    shares = [loop.new_blob(parts.weights + "_grad_over_steps"), loop.new_blob(parts.weights + "_bias_grad_over_steps")]
-    moved = copied(operator)
-    if operator.type == FC_GRADIENT:
-        moved.input[:] = [outer_input, parts.weights, outer_output]
-        moved.output[:] = shares
-    else:
-        moved.input[:] = [outer_output, outer_input, parts.weights]
-        moved.output[:] = [loop.new_blob(parts.input + "_grad_over_steps"), *shares]
+    outer_output = outputs.take(lambda: _column_of(loop, sizes, parts))
+    outer_input = inputs.take(lambda: _row_of(loop, sizes, parts)) if parts.reads_input else outer_output
+    stems = ["_grad_over_steps", "_bias_grad_over_steps"][: len(parts.shares)]
+    shares = [loop.new_blob(parts.weights + stem) for stem in stems]
+    is_vector = len(sizes.shape(parts.weights) or ()) == 1
+    moved = gradient_parts.of_shares(
+        parts, outer_input, outer_output, shares, lambda: loop.new_blob(parts.input + "_grad_over_steps"), is_vector
+    )
     if loop.forward.HasField("device_option"):
         # A step net need not say where its operators run.
         moved.device_option.CopyFrom(loop.forward.device_option)
@@ -197,28 +194,30 @@ def _finish(loop: Loop, outer_shares: List[str], parameter: Parameter) -> None:
         dataflow.rename(moved, outer_shares[0], parameter.outer_gradient)
 
 
-def _inside(operator: caffe2_pb2.OperatorDef) -> List[caffe2_pb2.OperatorDef]:
-    """What is left of a gradient operator in the step: the gradient of its input."""
-    parts = _parts(operator)
-    if parts.of_input is None:
-        return []
-    if operator.type == FC_GRADIENT:
-        inputs = [parts.of_output, parts.weights]
-        return [new_operator("BatchMatMul", inputs, [parts.of_input], operator, broadcast=1)]
-    return [new_operator("Mul", [parts.of_output, parts.weights], [parts.of_input], operator)]
+def _row_of(loop: Loop, sizes: Sizes, parts: Parts) -> str:
+    """An outer blob `[K]` for weights `[M, K]`; for those of operators by element, one as long as these are wide."""
+    if parts.operator.type != FC_GRADIENT:
+        return _width_of(loop, sizes, parts.weights)
+    row = loop.add_before("Slice", [parts.weights], parts.weights + "_first_row", starts=[0, 0], ends=[1, -1])
+    return loop.add_before("Squeeze", [row], parts.weights + "_row", dims=[0])
 
 
-def _row_of(loop: Loop, weights: str, operator: caffe2_pb2.OperatorDef) -> str:
-    """An outer blob `[K]` for weights `[M, K]`, or for weights `[K]` these themselves."""
-    if operator.type != FC_GRADIENT:
-        return weights
-    row = loop.add_before("Slice", [weights], weights + "_first_row", starts=[0, 0], ends=[1, -1])
-    return loop.add_before("Squeeze", [row], weights + "_row", dims=[0])
+def _column_of(loop: Loop, sizes: Sizes, parts: Parts) -> str:
+    """An outer blob `[M]` for weights `[M, K]`; for those of operators by element, one as long as these are wide."""
+    if parts.operator.type != FC_GRADIENT:
+        return _width_of(loop, sizes, parts.weights)
+    column = loop.add_before("Slice", [parts.weights], parts.weights + "_first_column", starts=[0, 0], ends=[-1, 1])
+    return loop.add_before("Squeeze", [column], parts.weights + "_column", dims=[1])
 
 
-def _column_of(loop: Loop, weights: str, operator: caffe2_pb2.OperatorDef) -> str:
-    """An outer blob `[M]` for weights `[M, K]`, or for weights `[M]` these themselves."""
-    if operator.type != FC_GRADIENT:
-        return weights
-    column = loop.add_before("Slice", [weights], weights + "_first_column", starts=[0, 0], ends=[-1, 1])
-    return loop.add_before("Squeeze", [column], weights + "_column", dims=[1])
+def _width_of(loop: Loop, sizes: Sizes, weights: str) -> str:
+    """An outer blob `[k]` for one whose last dimension is k."""
+    shape = sizes.shape(weights)
+    leading = list(range(len(shape) - 1)) if shape is not None else []
+    row = weights
+    for axis in leading:
+        # Slice takes one dimension at a time.
+        ends = [1 if other == axis else -1 for other in range(len(leading) + 1)]
+        name = "{}_first_{}".format(row, axis)
+        row = loop.add_before("Slice", [row], name, starts=[0] * (len(leading) + 1), ends=ends)
+    return loop.add_before("Squeeze", [row], weights + "_width", dims=leading) if leading else row

@@ -9,10 +9,10 @@ from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.rewriting import trial
 from caffe2_recurrent.rewriting.emit import Emitter
+from caffe2_recurrent.rewriting.gradient_parts import ELEMENTWISE_LINEAR_GRADIENT
 from caffe2_recurrent.rewriting.gradients_apart import sums_of_columns
 from caffe2_recurrent.rewriting.rows import FEATURES
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.rewriting.rules.parameter_gradients import ELEMENTWISE_LINEAR_GRADIENT
 from caffe2_recurrent.rewriting.subjects import Seconds, Subject
 from caffe2_recurrent.sizes import Sizes
 
