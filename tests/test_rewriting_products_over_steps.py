@@ -157,8 +157,10 @@ def test_step_nets(make):
     step_net = make()
     outputs, gradients = comparing.run(recurrent_net, step_net, rewrite=rewrite)
     comparing.assert_outputs_and_gradients(step_net, outputs, gradients)
-    counts = rewrite.report.counts
-    assert (counts[RULE] > 0) == (counts["sequence_operators"] + counts["parameter_gradients"] > 0)
+    report = rewrite.report
+    # Not all parameter gradients are made by products.
+    moved = [made for made in report.rewrites if made.rule == "sequence_operators" or made.what.startswith(GRADIENT)]
+    assert (report.counts[RULE] > 0) == bool(moved)
     assert outside(rewrite.net) == []
 
 

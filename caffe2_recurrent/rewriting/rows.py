@@ -3,7 +3,7 @@
 What such a blob holds over all steps is `[T, N, k]`, and an operator over rows may run over all of them at once.
 """
 
-from typing import Any, List, Mapping, Optional, Set
+from typing import List, Mapping, Optional, Set
 
 from caffe2.proto import caffe2_pb2
 
@@ -39,7 +39,9 @@ def repeats(shape: Shape, rows: Shape) -> bool:
     return len(shape) <= len(rows) and shape[-1] == rows[-1] and all(own in (1, other) for own, other in leading)
 
 
-def _outputs_with_rows(operator: caffe2_pb2.OperatorDef, rows: Set[str], fixed: Mapping[str, Any]) -> List[str]:
+def _outputs_with_rows(
+    operator: caffe2_pb2.OperatorDef, rows: Set[str], fixed: Mapping[str, Optional[Shape]]
+) -> List[str]:
     if operator.type in ELEMENTWISE:
         found = rows.issuperset(operator.input)
     elif operator.type in BINARY:
