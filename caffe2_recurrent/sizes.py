@@ -18,8 +18,8 @@ from caffe2_recurrent.problems import Problems, given
 Shape = Tuple[int, ...]
 # Turns each sequence round, for the loop that runs over it from its end.
 TURNING = "ReversePackedSegs"
-# What they make is shaped like their first input, of which Caffe2 says nothing.
-LIKE_THE_FIRST = frozenset([TURNING, "SequenceMask"])
+# What they make is shaped like their first input, of which not every Caffe2 says something.
+LIKE_THE_FIRST = frozenset([TURNING, "SequenceMask", "SigmoidGradient", "SoftmaxGradient", "TanhGradient"])
 
 
 class Sizes:
