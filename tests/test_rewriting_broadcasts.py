@@ -11,7 +11,7 @@ from step_nets import D, N, T
 from test_rewriting_rules import EXECUTOR, loop_of, reasons_in, set_argument, why
 from test_rewriting_sequence_bias import Net
 from test_rewriting_sequence_gradient import assert_kept
-from test_rewriting_vector_products import ATTENTIONS
+from test_rewriting_vector_products import ATTENTIONS, writing
 
 RULE = "broadcasts"
 WITH = pytest.mark.parametrize("rules", [[RULE], None], ids=["alone", "all rules"])
@@ -68,10 +68,6 @@ SHAPES = {"A": (S, N, D), "B": (1, D), "h_initial": (N, D), "loop/X": (T, N, D)}
 
 def loop():
     return loop_of(Net(over_positions, forward_only=True).net)
-
-
-def writing(loop, blob):
-    return next(operator for operator in loop.operators if blob in operator.output)
 
 
 def test_the_places_that_it_is_about():

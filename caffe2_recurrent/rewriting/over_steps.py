@@ -81,6 +81,18 @@ def of_gradient(loop: Loop, inner: str, before: int) -> Union[OverSteps, str]:
     return OverSteps(take)
 
 
+def vector_along(loop: Loop, outer: str, axis: int, dimensions: int) -> str:
+    """A one-dimensional outer blob as long as `outer` along `axis` of its `dimensions`; buffers are sized by such."""
+    others = [other for other in range(dimensions) if other != axis]
+    vector = outer
+    for other in others:
+        # Slice takes one dimension at a time.
+        ends = [1 if each == other else -1 for each in range(dimensions)]
+        name = "{}_first_{}".format(vector, other)
+        vector = loop.add_before("Slice", [vector], name, starts=[0] * dimensions, ends=ends)
+    return loop.add_before("Squeeze", [vector], vector + "_alone", dims=others) if others else vector
+
+
 def known(loop: Loop, inner: str) -> Optional[str]:
     """The outer blob that has been taken with all values of a gradient blob, if there is one."""
     assert loop.gradient is not None

@@ -8,7 +8,8 @@ from caffe2_recurrent.loop import Loop, Parameter
 from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.operators import new_operator
 from caffe2_recurrent.rewriting import dataflow
-from caffe2_recurrent.rewriting.over_steps import OverSteps, of_forward, of_gradient
+from caffe2_recurrent.rewriting.over_steps import OverSteps, of_forward, of_gradient, vector_along
+from caffe2_recurrent.rewriting.rows import DIMENSIONS
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.step_products import MULTIPLICATION
 from caffe2_recurrent.rewriting.step_shapes import shapes_before
@@ -44,8 +45,9 @@ class OuterProducts(Rule):
             return
         gradients = {parameter.inner_gradient: parameter for parameter in gradient.parameters}
         for position, operator in enumerate(gradient.operators):
-            parameter = gradients.get(operator.output[0])
-            if parameter is not None and operator.type == MULTIPLICATION and not integer(operator, "broadcast", 0):
+            is_one_by_one = operator.type == MULTIPLICATION and not integer(operator, "broadcast", 0)
+            if is_one_by_one and operator.output[0] in gradients:
+                parameter = gradients[operator.output[0]]
                 yield Site("{} -> '{}'".format(operator.type, operator.output[0]), (position, parameter))
 
     def refusal(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
@@ -62,7 +64,7 @@ class OuterProducts(Rule):
             shape = shapes.get(factor.blob)
             if shape is None:
                 return "the shape of '{}' is not known; give shapes".format(factor.blob)
-            if len(shape) != 3 or shape[3 - factor.length] != 1:
+            if len(shape) != DIMENSIONS or shape[3 - factor.length] != 1:
                 return "'{}' has no vector for each matrix: {}".format(factor.blob, shape)
             values = _values(loop, factor, position)
             if isinstance(values, str):
@@ -101,18 +103,7 @@ def _outer(loop: Loop, factor: Factor, position: int, parameter: Parameter) -> s
     """The outer blob `[N, T, k]` with the vectors of all steps."""
     values = _values(loop, factor, position)
     assert isinstance(values, OverSteps)
-    of_steps = values.take(lambda: _vector(loop, parameter.outer, factor.axis))
+    of_steps = values.take(lambda: vector_along(loop, parameter.outer, factor.axis, DIMENSIONS))
     turned = loop.new_blob(of_steps + "_by_sequence")
     loop.after_gradient.append(new_operator("Transpose", [of_steps], [turned], loop.forward, axes=[1, 0, 2]))
     return turned
-
-
-def _vector(loop: Loop, matrices: str, axis: int) -> str:
-    """An outer blob as long as `matrices` along an axis."""
-    vector = matrices
-    others = [other for other in range(3) if other != axis]
-    for other in others:
-        # Slice takes one dimension at a time.
-        ends = [1 if dimension == other else -1 for dimension in range(3)]
-        vector = loop.add_before("Slice", [vector], "{}_first_{}".format(vector, other), starts=[0, 0, 0], ends=ends)
-    return loop.add_before("Squeeze", [vector], vector + "_alone", dims=others)

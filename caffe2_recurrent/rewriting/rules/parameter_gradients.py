@@ -9,7 +9,7 @@ from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.operators import new_operator
 from caffe2_recurrent.rewriting import dataflow, gradient_parts
 from caffe2_recurrent.rewriting.gradient_parts import FC_GRADIENT, Parts
-from caffe2_recurrent.rewriting.over_steps import OverSteps, of_forward, of_gradient
+from caffe2_recurrent.rewriting.over_steps import OverSteps, of_forward, of_gradient, vector_along
 from caffe2_recurrent.rewriting.rows import FEATURES, repeats, with_rows
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.step_shapes import shapes_before
@@ -170,8 +170,8 @@ def _move(loop: Loop, sizes: Sizes, parts: Parts, position: int) -> List[str]:
     """Add the gradient operator over all steps, after the loop; gives the outer blobs of its shares."""
     inputs, outputs = _values(loop, parts, position)
     assert isinstance(inputs, OverSteps) and isinstance(outputs, OverSteps)
-    outer_output = outputs.take(lambda: _column_of(loop, sizes, parts))
-    outer_input = inputs.take(lambda: _row_of(loop, sizes, parts)) if parts.reads_input else outer_output
+    outer_output = outputs.take(lambda: _sized(loop, sizes, parts, 0))
+    outer_input = inputs.take(lambda: _sized(loop, sizes, parts, 1)) if parts.reads_input else outer_output
     stems = ["_grad_over_steps", "_bias_grad_over_steps"][: len(parts.shares)]
     shares = [loop.new_blob(parts.weights + stem) for stem in stems]
     is_vector = len(sizes.shape(parts.weights) or ()) == 1
@@ -194,30 +194,9 @@ def _finish(loop: Loop, outer_shares: List[str], parameter: Parameter) -> None:
         dataflow.rename(moved, outer_shares[0], parameter.outer_gradient)
 
 
-def _row_of(loop: Loop, sizes: Sizes, parts: Parts) -> str:
-    """An outer blob `[K]` for weights `[M, K]`; for those of operators by element, one as long as these are wide."""
-    if parts.operator.type != FC_GRADIENT:
-        return _width_of(loop, sizes, parts.weights)
-    row = loop.add_before("Slice", [parts.weights], parts.weights + "_first_row", starts=[0, 0], ends=[1, -1])
-    return loop.add_before("Squeeze", [row], parts.weights + "_row", dims=[0])
-
-
-def _column_of(loop: Loop, sizes: Sizes, parts: Parts) -> str:
-    """An outer blob `[M]` for weights `[M, K]`; for those of operators by element, one as long as these are wide."""
-    if parts.operator.type != FC_GRADIENT:
-        return _width_of(loop, sizes, parts.weights)
-    column = loop.add_before("Slice", [parts.weights], parts.weights + "_first_column", starts=[0, 0], ends=[-1, 1])
-    return loop.add_before("Squeeze", [column], parts.weights + "_column", dims=[1])
-
-
-def _width_of(loop: Loop, sizes: Sizes, weights: str) -> str:
-    """An outer blob `[k]` for one whose last dimension is k."""
-    shape = sizes.shape(weights)
-    leading = list(range(len(shape) - 1)) if shape is not None else []
-    row = weights
-    for axis in leading:
-        # Slice takes one dimension at a time.
-        ends = [1 if other == axis else -1 for other in range(len(leading) + 1)]
-        name = "{}_first_{}".format(row, axis)
-        row = loop.add_before("Slice", [row], name, starts=[0] * (len(leading) + 1), ends=ends)
-    return loop.add_before("Squeeze", [row], weights + "_width", dims=leading) if leading else row
+def _sized(loop: Loop, sizes: Sizes, parts: Parts, axis: int) -> str:
+    """An outer blob as long as weights `[M, K]` along an axis; for operators by element, as these are wide."""
+    if parts.operator.type == FC_GRADIENT:
+        return vector_along(loop, parts.weights, axis, 2)
+    dimensions = len(sizes.shape(parts.weights) or (1,))
+    return vector_along(loop, parts.weights, dimensions - 1, dimensions)
