@@ -548,3 +548,14 @@ def test_a_wrong_convolution_is_seen(kind, monkeypatch):
     monkeypatch.setattr(onednn_convolutions, "_with_ones", with_ones_in_front)
     with pytest.raises(AssertionError, match="output 0" if kind == PRODUCT else "gradient of [wb]"):
         assert_kept()
+
+
+@pytest.mark.parametrize("index", [0, -1], ids=["plain", "last layout"])
+@pytest.mark.parametrize("rules", [MOVED, None], ids=["moved", "all rules"])
+def test_no_steps(rules, index, monkeypatch):
+    """Without rows MKL has the product: oneDNN convolves nothing."""
+    monkeypatch.setattr(products_over_steps, "fastest", lambda size: layouts(size.kind, size.inner, size.outer)[index])
+    expected = support.run_without_steps(lambda model: None)
+    rewrite = support.Optimised(rules)
+    support.assert_same(support.run_without_steps(rewrite), expected)
+    assert rewrite.report.counts[RULE] >= 2, str(rewrite.report)

@@ -85,10 +85,12 @@ def in_a_net(
     loop: Loop,
     kept: Sequence[str] = (),
     spent: Sequence[str] = (),
+    otherwise: Optional[caffe2_pb2.OperatorDef] = None,
 ) -> List[caffe2_pb2.OperatorDef]:
     """Operators for the outer net that run `operators` in a net inside of an If.
 
-    What is neither a result nor to be kept is freed again, and so are the inputs that are `spent` then.
+    What is neither a result nor to be kept is freed again, and so are the inputs that are `spent` then. Where the first
+    input of `otherwise` is empty, as it is without steps, that operator runs instead.
 
     As they are, a net of type async_scheduling crashes: it has no threads for operators of this device.
     """
@@ -102,9 +104,28 @@ def in_a_net(
     freeing = [new_operator(FREE, scratch, scratch, loop.forward)] if scratch else []
     inner = caffe2_pb2.NetDef(name="onednn", type="simple", op=[*operators, *freeing], external_output=results)
     inner.external_input.extend(read)
-    always = loop.new_blob("onednn_always")
-    yes = new_operator("ConstantFill", [], [always], loop.forward, shape=[1], dtype=core.DataType.BOOL, value=True)
-    return [yes, new_operator("If", [always, *inner.external_input], results, loop.forward, then_net=inner)]
+    if otherwise is None:
+        condition = loop.new_blob("onednn_always")
+        before = [_filled(condition, loop, core.DataType.BOOL, True)]
+        return [*before, new_operator("If", [condition, *read], results, loop.forward, then_net=inner)]
+    condition, elements, none = (loop.new_blob("onednn_" + name) for name in ("has_rows", "elements", "none"))
+    before = [
+        new_operator("Size", otherwise.input[:1], [elements], loop.forward),
+        _filled(none, loop, core.DataType.INT64, 0),
+        new_operator("GT", [elements, none], [condition], loop.forward),
+    ]
+    read.update(dict.fromkeys(otherwise.input))
+    instead = caffe2_pb2.NetDef(
+        name="instead", type="simple", op=[otherwise], external_input=otherwise.input, external_output=otherwise.output
+    )
+    return [
+        *before,
+        new_operator("If", [condition, *read], results, loop.forward, then_net=inner, else_net=instead),
+    ]
+
+
+def _filled(blob: str, loop: Loop, kind: int, value: Any) -> caffe2_pb2.OperatorDef:
+    return new_operator("ConstantFill", [], [blob], loop.forward, shape=[1], dtype=kind, value=value)
 
 
 class Product(NamedTuple):

@@ -108,7 +108,8 @@ def in_a_net(
     made = list(operator.output) + ([results] if shared is not None and not is_there else [])
     kept = [results] if stays else []
     spent = [results] if is_there and not stays else []
-    return onednn.in_a_net(emitter.operators, made, loop, kept, spent)
+    # Without rows there is nothing that oneDNN could convolve.
+    return onednn.in_a_net(emitter.operators, made, loop, kept, spent, otherwise=operator)
 
 
 def to_share(loop: Loop, operator: caffe2_pb2.OperatorDef, layout: Layout, rows: Optional[int]) -> Shared:
