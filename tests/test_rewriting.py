@@ -474,8 +474,8 @@ def refusals(report):
 
 @pytest.fixture
 def tried(monkeypatch):
-    """Made-up times of a product: 10 as it is; transposed 9, and 5 to transpose the weights."""
-    make_up(monkeypatch, Seconds(0.0, 10.0), Seconds(5.0, 9.0))
+    """Made-up times of a product: 10 as it is; transposed 8, and 9 to transpose the weights."""
+    make_up(monkeypatch, Seconds(0.0, 10.0), Seconds(9.0, 8.0))
 
 
 def test_sizes_that_are_given(tried):
