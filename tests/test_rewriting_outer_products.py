@@ -6,12 +6,11 @@ from caffe2.python import core
 
 import rewriting_support as support
 from caffe2_recurrent import optimize
-from onednn_support import assert_cell
 from step_nets import D, N, T
 from test_rewriting_rules import EXECUTOR, loop_of, made, reasons_in, set_argument, why
 from test_rewriting_sequence_bias import Net
 from test_rewriting_sequence_gradient import assert_kept
-from test_rewriting_vector_products import ATTENTIONS, K, column_of, there_and_back
+from test_rewriting_vector_products import K, column_of, count_in_attention, every_attention, there_and_back
 
 RULE = "outer_products"
 WITH = pytest.mark.parametrize("rules", [[RULE], ["vector_products", RULE], None], ids=["alone", "rows", "all rules"])
@@ -45,14 +44,11 @@ def test_values_and_gradients(step, rules, executor):
     assert loop_of(net).gradient.parameters == []
 
 
-@pytest.mark.parametrize("variant", ["kept", "recomputed"])
-@pytest.mark.parametrize("cell", ATTENTIONS)
+@every_attention
 @WITH
 def test_attention(cell, variant, rules):
-    """Against the numpy loop. What is computed again is not there over all steps."""
-    rewrite = support.Optimised(rules)
-    assert_cell(cell, variant, rewrite)
-    assert rewrite.report.counts[RULE] == (variant == "kept")
+    """What is computed again is not there over all steps."""
+    assert count_in_attention(cell, variant, RULE, rules) == (variant == "kept")
 
 
 def test_a_matrix_that_the_step_uses_twice():

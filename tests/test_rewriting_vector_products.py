@@ -68,17 +68,26 @@ def test_values_and_gradients(rules, way, executor, monkeypatch):
     assert len(transposes) == (1 if way == LAID_OUT else 0)
 
 
-@pytest.mark.parametrize("variant", ["kept", "recomputed"])
-@pytest.mark.parametrize("cell", ATTENTIONS)
+def every_attention(test):
+    """With what it can compute again in the backward step kept, and computed again."""
+    variants = pytest.mark.parametrize("variant", ["kept", "recomputed"])
+    return variants(pytest.mark.parametrize("cell", ATTENTIONS)(test))
+
+
+def count_in_attention(cell, variant, rule, rules):
+    """How often the rule fires; values and gradients are those of the numpy loop."""
+    rewrite = support.Optimised(rules)
+    assert_cell(cell, variant, rewrite)
+    return rewrite.report.counts[rule]
+
+
+@every_attention
 @WITH
 @WAYS
 def test_attention(cell, variant, rules, way, monkeypatch):
-    """Against the numpy loop."""
     force(monkeypatch, way)
-    rewrite = support.Optimised(rules)
-    assert_cell(cell, variant, rewrite)
     # The context, also where it is computed again, and the gradient of the weights.
-    assert rewrite.report.counts[RULE] >= 2
+    assert count_in_attention(cell, variant, RULE, rules) >= 2
 
 
 def test_it_runs_with_other_sizes(monkeypatch):

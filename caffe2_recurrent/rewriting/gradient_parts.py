@@ -41,12 +41,12 @@ class Parts(NamedTuple):
         return self.operator.type not in (ADD_GRADIENT, SUB_GRADIENT)
 
     @property
-    def has_weights_first(self) -> bool:
-        return self.operator.type in BY_ELEMENT and self.operator.input[1] == self.weights
-
-    @property
     def is_by_element(self) -> bool:
         return self.operator.type in BY_ELEMENT
+
+    @property
+    def has_weights_first(self) -> bool:
+        return self.is_by_element and self.operator.input[1] == self.weights
 
 
 def read(operator: caffe2_pb2.OperatorDef, fixed: Set[str]) -> Optional[Parts]:
@@ -95,8 +95,6 @@ def of_shares(
     operator = parts.operator
     if operator.type == FC_GRADIENT:
         inputs, outputs = [input_, parts.weights, of_output], shares
-    elif operator.type == ELEMENTWISE_LINEAR_GRADIENT:
-        inputs, outputs = [of_output, input_, parts.weights], [rest(), *shares]
     elif operator.type == MUL_GRADIENT and is_vector and argument(operator, "axis") is None:
         # MulGradient takes several times as long.
         inputs, outputs = [of_output, input_, parts.weights], [rest(), *shares, rest()]

@@ -104,24 +104,22 @@ def in_a_net(
     freeing = [new_operator(FREE, scratch, scratch, loop.forward)] if scratch else []
     inner = caffe2_pb2.NetDef(name="onednn", type="simple", op=[*operators, *freeing], external_output=results)
     inner.external_input.extend(read)
+    nets = {"then_net": inner}
     if otherwise is None:
         condition = loop.new_blob("onednn_always")
         before = [_filled(condition, loop, core.DataType.BOOL, True)]
-        return [*before, new_operator("If", [condition, *read], results, loop.forward, then_net=inner)]
-    condition, elements, none = (loop.new_blob("onednn_" + name) for name in ("has_rows", "elements", "none"))
-    before = [
-        new_operator("Size", otherwise.input[:1], [elements], loop.forward),
-        _filled(none, loop, core.DataType.INT64, 0),
-        new_operator("GT", [elements, none], [condition], loop.forward),
-    ]
-    read.update(dict.fromkeys(otherwise.input))
-    instead = caffe2_pb2.NetDef(
-        name="instead", type="simple", op=[otherwise], external_input=otherwise.input, external_output=otherwise.output
-    )
-    return [
-        *before,
-        new_operator("If", [condition, *read], results, loop.forward, then_net=inner, else_net=instead),
-    ]
+    else:
+        condition, elements, none = (loop.new_blob("onednn_" + name) for name in ("has_rows", "elements", "none"))
+        before = [
+            new_operator("Size", otherwise.input[:1], [elements], loop.forward),
+            _filled(none, loop, core.DataType.INT64, 0),
+            new_operator("GT", [elements, none], [condition], loop.forward),
+        ]
+        read.update(dict.fromkeys(otherwise.input))
+        nets["else_net"] = caffe2_pb2.NetDef(name="without_rows", type="simple", op=[otherwise])
+        nets["else_net"].external_input.extend(otherwise.input)
+        nets["else_net"].external_output.extend(otherwise.output)
+    return [*before, new_operator("If", [condition, *read], results, loop.forward, **nets)]
 
 
 def _filled(blob: str, loop: Loop, kind: int, value: Any) -> caffe2_pb2.OperatorDef:

@@ -30,15 +30,15 @@ class ParameterGradients(Rule):
     name = "parameter_gradients"
 
     def sites(self, loop: Loop) -> Iterable[Site]:
-        for positions in _groups(loop):
-            parts = [_parts(loop, position) for position in positions]
-            blobs = ", ".join("'{}'".format(share) for part in parts for share in part.shares)
-            yield Site("{} -> {}".format(parts[0].operator.type, blobs), positions)
+        for group in _groups(loop):
+            first, *_ = group.values()
+            blobs = ", ".join("'{}'".format(share) for parts in group.values() for share in parts.shares)
+            yield Site("{} -> {}".format(first.operator.type, blobs), group)
 
     def refusal(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
         rows = with_rows(loop, sizes)
-        for position in site.where:
-            reason = _refusal(loop, sizes, position, rows)
+        for position, parts in site.where.items():
+            reason = _refusal(loop, sizes, parts, position, rows)
             if reason is not None:
                 return reason
         return None
@@ -46,10 +46,10 @@ class ParameterGradients(Rule):
     def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
         gradient = loop.gradient
         assert gradient is not None
-        every = {position: _parts(loop, position) for position in site.where}
+        group: Dict[int, Parts] = site.where
         shares: Dict[Parameter, List[str]] = {}
         spent: List[int] = []
-        for position, parts in every.items():
+        for position, parts in group.items():
             outer_shares = _move(loop, sizes, parts, position)
             for share, outer_share in zip(parts.shares, outer_shares):
                 destination = _destination(gradient, share)
@@ -61,24 +61,25 @@ class ParameterGradients(Rule):
             _finish(loop, outer_shares, parameter)
             gradient.parameters.remove(parameter)
         # Those of blobs that have rows.
-        loop.known_rows.update(parts.of_output for parts in every.values())
+        loop.known_rows.update(parts.of_output for parts in group.values())
         kept: List[caffe2_pb2.OperatorDef] = []
         for position, operator in enumerate(gradient.operators):
-            if position in every:
-                kept += gradient_parts.of_input(every[position])
+            if position in group:
+                kept += gradient_parts.of_input(group[position])
             elif position not in spent:
                 kept.append(operator)
         gradient.operators[:] = kept
 
 
-def _groups(loop: Loop) -> List[Tuple[int, ...]]:
-    """The gradient operators that can be about parameters; those whose shares meet in one sum together."""
+def _groups(loop: Loop) -> List[Dict[int, Parts]]:
+    """The gradient operators that can be about parameters, by position; those whose shares meet in one sum together."""
     gradient = loop.gradient
     if gradient is None:
         return []
     groups: List[List[int]] = []
     destinations: List[set] = []
-    for position, parts in _all_parts(loop).items():
+    every = _all_parts(loop)
+    for position, parts in every.items():
         own = [_destination(gradient, share) for share in parts.shares]
         own_parameters = {destination[0] for destination in own if destination is not None}
         meeting = [index for index, other in enumerate(destinations) if own_parameters & other]
@@ -86,19 +87,15 @@ def _groups(loop: Loop) -> List[Tuple[int, ...]]:
         parameters = own_parameters.union(*(destinations[index] for index in meeting))
         groups = [group for index, group in enumerate(groups) if index not in meeting] + [joined]
         destinations = [other for index, other in enumerate(destinations) if index not in meeting] + [parameters]
-    return [tuple(group) for group in groups]
+    return [{position: every[position] for position in group} for group in groups]
 
 
 def _all_parts(loop: Loop) -> Dict[int, Parts]:
-    """The gradient operators that are about parameters, by their positions."""
+    """Those of the gradient operators that are about parameters, by their positions."""
     assert loop.gradient is not None
     fixed = loop.references
     found = {position: gradient_parts.read(made, fixed) for position, made in enumerate(loop.gradient.operators)}
     return {position: parts for position, parts in found.items() if parts is not None}
-
-
-def _parts(loop: Loop, position: int) -> Parts:
-    return _all_parts(loop)[position]
 
 
 def _destination(gradient: Gradient, share: str) -> Optional[Tuple[Parameter, Optional[int]]]:
@@ -114,10 +111,9 @@ def _destination(gradient: Gradient, share: str) -> Optional[Tuple[Parameter, Op
     return None
 
 
-def _refusal(loop: Loop, sizes: Sizes, position: int, rows: Set[str]) -> Optional[str]:
+def _refusal(loop: Loop, sizes: Sizes, parts: Parts, position: int, rows: Set[str]) -> Optional[str]:
     gradient = loop.gradient
     assert gradient is not None
-    parts = _parts(loop, position)
     operator = parts.operator
     along_features = integer(operator, "axis", 1) == FEATURES and integer(operator, "axis_w", 1) == 1
     if not (parts.is_by_element or along_features):

@@ -10,14 +10,13 @@ from caffe2_recurrent.operator_arguments import integer, integers
 from caffe2_recurrent.operators import is_on_onednn, new_operator
 from caffe2_recurrent.rewriting import dataflow, trial
 from caffe2_recurrent.rewriting.emit import Emitter
+from caffe2_recurrent.rewriting.rows import DIMENSIONS
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.rewriting.step_products import AS_IT_IS, MULTIPLICATION
+from caffe2_recurrent.rewriting.step_products import AS_IT_IS, GAIN, MULTIPLICATION
 from caffe2_recurrent.rewriting.step_shapes import shapes_before
 from caffe2_recurrent.rewriting.subjects import Seconds, Subject
 from caffe2_recurrent.sizes import Shape, Sizes
 
-# It must become faster by this factor: less is within the error of a trial.
-GAIN = 1.1
 # The matrices as they lie; or transposed, once before the loop.
 AS_THEY_LIE, LAID_OUT = "as they lie", "laid out"
 TRANSPOSED = "{}_transposed"
@@ -57,7 +56,7 @@ class VectorProducts(Rule):
         unknown = [blob for blob in operator.input if blob not in shapes]
         if unknown:
             return "the shape of '{}' is not known; give shapes".format(unknown[0])
-        if {len(shapes[matrices]), len(shapes[vectors])} != {3}:
+        if {len(shapes[matrices]), len(shapes[vectors])} != {DIMENSIONS}:
             return "it is no product of matrices one by one: {} and {}".format(shapes[matrices], shapes[vectors])
         if shapes[vectors][2] != 1:
             return "'{}' has no columns of one number: {}".format(vectors, shapes[vectors])
