@@ -5,11 +5,19 @@ import contextlib
 from caffe2_recurrent.rewriting import trial
 
 
-def make_up_clock(monkeypatch, seconds):
-    """Have each turn of a subject take the `Seconds` that `seconds(subject)` says, and run nothing."""
+def make_up_clock(monkeypatch, seconds, asked=None):
+    """Have each turn of a subject take the `Seconds` that `seconds(subject)` says, and run nothing.
+
+    To `asked`, if given, goes how long a step was to take at most to be of interest.
+    """
 
     @contextlib.contextmanager
     def prepared(subject):
-        yield lambda: seconds(subject)
+        def timer(of_interest):
+            if asked is not None:
+                asked.append(of_interest)
+            return seconds(subject)
+
+        yield timer
 
     monkeypatch.setattr(trial, "prepared", prepared)

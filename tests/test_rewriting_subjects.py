@@ -1,5 +1,7 @@
 """`subjects`: operators run and timed in workspaces of their own. Never how long they take."""
 
+import math
+
 import numpy as np
 import pytest
 from caffe2.proto import caffe2_pb2
@@ -34,7 +36,7 @@ def own():
 
 def seconds(subject):
     with leaving_no_trace(), prepared(subject) as timer:
-        return timer()
+        return timer(math.inf)
 
 
 def test_times_of_a_step_and_of_what_is_done_once(own):
@@ -54,16 +56,16 @@ def test_subjects_lie_side_by_side(own):
         with leaving_no_trace():
             with prepared(Subject([PRODUCT], SHAPES)) as one, prepared(Subject([PRODUCT], {**SHAPES, "x": (9, 4)})):
                 with inside("callers"):
-                    assert one().step > 0
+                    assert one(math.inf).step > 0
                 made.append({name for name in workspace.Workspaces() if name.startswith(subjects.WORKSPACE)})
             with pytest.raises(RuntimeError):
-                one()
+                one(math.inf)
     assert made[0] == made[1] and len(made[0]) >= 2
 
 
 def test_what_is_timed_may_be_timed_again(own):
     with leaving_no_trace(), prepared(Subject([PRODUCT], SHAPES)) as timer:
-        found = [timer() for _ in range(3)]
+        found = [timer(math.inf) for _ in range(3)]
     assert all(seconds.step > 0 for seconds in found)
 
 
@@ -98,7 +100,12 @@ def test_random_numbers_of_the_caller_stay():
 def test_inputs(monkeypatch):
     """Of the shapes given, float32, the same each time, and neither all alike nor large."""
     found = []
-    monkeypatch.setattr(subjects, "_best", lambda net: found.append({b: workspace.FetchBlob(b) for b in SHAPES}) or 1.0)
+
+    def best(net, of_interest):
+        found.append({blob: workspace.FetchBlob(blob) for blob in SHAPES})
+        return 1.0
+
+    monkeypatch.setattr(subjects, "_best", best)
     for _ in range(2):
         assert seconds(Subject([PRODUCT], SHAPES)) == Seconds(0.0, 1.0)
     for blob, shape in SHAPES.items():
@@ -107,6 +114,15 @@ def test_inputs(monkeypatch):
         np.testing.assert_array_equal(found[0][blob], found[1][blob])
 
 
+def timed(times, monkeypatch, of_interest=math.inf):
+    """The best of the `times` that runs are to take, how many runs each was of, and which times were left."""
+    asked, left = [], iter(times)
+    monkeypatch.setattr(subjects, "_time", lambda net, runs: asked.append(runs) or next(left))
+    with prepared(Subject([PRODUCT], SHAPES)) as timer:
+        return timer(of_interest).step, asked, list(left)
+
+
+# Behind the first run, which does not count.
 @pytest.mark.parametrize(
     "times, expected, runs",
     [
@@ -121,8 +137,28 @@ def test_inputs(monkeypatch):
         ([0.0] + [0.0] * 2, 0.0, [1] + [100] * 2),
     ],
 )
-def test_the_best_of_some_rounds(times, expected, runs, monkeypatch):
-    asked, left = [], iter(times)
-    monkeypatch.setattr(subjects, "_time", lambda net, runs: asked.append(runs) or next(left))
-    assert seconds(Subject([PRODUCT], SHAPES)) == Seconds(0.0, expected)
-    assert asked == runs and list(left) == []
+@pytest.mark.parametrize("first", [0.0, 0.3])
+def test_the_best_of_some_rounds(first, times, expected, runs, monkeypatch):
+    assert timed([first, *times], monkeypatch) == (expected, [1, *runs], [])
+
+
+@pytest.mark.parametrize(
+    "first, of_interest, is_run_again",
+    [
+        (0.3, 0.29, False),
+        (0.3, 0.31, True),
+        # It takes no time to run it again.
+        (subjects.MOST, 0.001, True),
+    ],
+)
+def test_what_is_of_no_interest_is_run_once(first, of_interest, is_run_again, monkeypatch):
+    expected = (0.2, [1, 1], []) if is_run_again else (first, [1], [0.2])
+    assert timed([first, 0.2], monkeypatch, of_interest) == expected
+
+
+def test_what_is_done_once_is_always_of_interest(monkeypatch):
+    asked = []
+    monkeypatch.setattr(subjects, "_best", lambda net, of_interest: asked.append((net, of_interest)) or 0.5)
+    with prepared(Subject([PRODUCT], SHAPES, once=[PRODUCT])) as timer:
+        assert timer(0.1) == Seconds(0.5, 0.5)
+    assert asked == [("trial_once", math.inf), ("trial_step", 0.1)]

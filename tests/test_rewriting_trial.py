@@ -124,10 +124,10 @@ def test_both_operators_run(kind):
         assert vectorised.aten_is_faster.__wrapped__(kind, 50) in (True, False)
 
 
-def taking_turns(monkeypatch, candidates, steps=None):
+def taking_turns(monkeypatch, candidates, steps=None, asked=None):
     """What a trial finds of candidates, each given by the seconds of its turns, and which had a turn when.
 
-    A second of a step takes a second.
+    A second of a step takes a second. To `asked` goes what was of interest in each turn.
     """
     seen, now = [], [0.0]
     left = {name: list(turns) for name, turns in candidates.items()}
@@ -139,7 +139,7 @@ def taking_turns(monkeypatch, candidates, steps=None):
         now[0] += found.step
         return found
 
-    make_up_clock(monkeypatch, seconds)
+    make_up_clock(monkeypatch, seconds, asked)
     monkeypatch.setattr(trial.time, "perf_counter", lambda: now[0])
     return trial.in_turn({name: functools.partial(Subject, [name], {}) for name in candidates}, steps), "".join(seen)
 
@@ -166,6 +166,20 @@ def test_what_is_done_once_counts_for_each_step(monkeypatch):
     assert found == {"a": (0, 0.4), "b": (1, 0.2)} and seen == "ab" * trial.TURNS
 
 
+def test_what_is_clearly_slower_than_the_best_so_far_is_of_no_interest(monkeypatch):
+    candidates = {"a": [(0, 0.4), (0, 0.3)], "b": [(0, 0.2), (0, 0.1)], "c": [(9, 0.5)], "d": [(0, 0.3), (0, 0.2)]}
+    asked = []
+    _, seen = taking_turns(monkeypatch, candidates, asked=asked)
+    assert seen == "abcd" + "bd" and trial.CLOSE == 1.5
+    assert asked == pytest.approx([math.inf, 0.6, 0.3, 0.3] + [0.3, 0.15])
+
+
+def test_with_something_to_do_once_all_steps_are_of_interest(monkeypatch):
+    asked = []
+    taking_turns(monkeypatch, {"a": [(1, 0.2)] * 3, "b": [(1, 0.2)] * 3}, steps=10, asked=asked)
+    assert asked == [math.inf] * 2 * trial.TURNS
+
+
 # Bytes of the inputs of two subjects, whether they are never to be there together, and whether they ever are.
 @pytest.mark.parametrize(
     "sizes, one_by_one, together",
@@ -182,7 +196,7 @@ def test_subjects_are_there_at_once_unless_they_are_large(sizes, one_by_one, tog
     @contextlib.contextmanager
     def prepared(subject):
         there.append(subject)
-        yield lambda: seen.append(len(there)) or Seconds(0.0, 1.0)
+        yield lambda of_interest: seen.append(len(there)) or Seconds(0.0, 1.0)
         there.remove(subject)
 
     monkeypatch.setattr(trial, "prepared", prepared)

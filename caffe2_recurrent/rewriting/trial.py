@@ -48,8 +48,9 @@ def in_turn(
     are made ready again for each turn, and so are all that must not be there together: `one_by_one`.
 
     There are more turns while they take next to no time, and fewer after a long one. The clearly slow are left out from
-    the third turn on, or from the second if turns take their time; when one is left, it has won. What counts is a step,
-    with its share of what is done once if there are so many `steps`.
+    the third turn on, or from the second if turns take their time, and what takes long and is clearly slow is run only
+    once; when one is left, it has won. What counts is a step, with its share of what is done once if there are so many
+    `steps`.
 
     Without trials no other one ever ends but the first, which should be to leave things as they are.
     """
@@ -59,10 +60,16 @@ def in_turn(
     def cost(name: Any) -> float:
         return found[name].step if steps is None else found[name].of_step(steps)
 
+    def of_interest() -> float:
+        # How much is done once is known when it has been timed.
+        return math.inf if steps is not None else CLOSE * min(map(cost, found), default=math.inf)
+
     subjects = {name: candidate() for name, candidate in candidates.items()}
     with _timers(subjects, one_by_one or sum(subject.size for subject in subjects.values()) > LITTLE) as timers:
         start = time.perf_counter()
-        found = {name: timer() for name, timer in timers.items()}
+        found: Dict[Any, Seconds] = {}
+        for name, timer in timers.items():
+            found[name] = timer(of_interest())
         close, turns, taken = list(candidates), 1, time.perf_counter() - start
         while taken <= LONG and (turns < TURNS or taken < SHORT):
             if turns > 1 or taken > SHORT:
@@ -71,14 +78,14 @@ def in_turn(
             if len(close) < 2:
                 break
             for name in close:
-                best, again = found[name], timers[name]()
+                best, again = found[name], timers[name](of_interest())
                 found[name] = Seconds(min(best.once, again.once), min(best.step, again.step))
             turns, taken = turns + 1, time.perf_counter() - start
     return found
 
 
 @contextlib.contextmanager
-def _timers(subjects: Mapping[Any, Subject], one_by_one: bool) -> Iterator[Dict[Any, Callable[[], Seconds]]]:
+def _timers(subjects: Mapping[Any, Subject], one_by_one: bool) -> Iterator[Dict[Any, Callable[[float], Seconds]]]:
     if one_by_one:
         yield {name: functools.partial(_alone, subject) for name, subject in subjects.items()}
         return
@@ -86,9 +93,9 @@ def _timers(subjects: Mapping[Any, Subject], one_by_one: bool) -> Iterator[Dict[
         yield {name: stack.enter_context(prepared(subject)) for name, subject in subjects.items()}
 
 
-def _alone(subject: Subject) -> Seconds:
+def _alone(subject: Subject, of_interest: float) -> Seconds:
     with prepared(subject) as timer:
-        return timer()
+        return timer(of_interest)
 
 
 _remembering: List[Any] = []
