@@ -109,7 +109,8 @@ class Loop:
     them that make one for this loop alone and may as well run right in front of it, `sinks` the positions of those that
     continue from the gradient just as the loop leaves it. `laying_out` are those that an earlier rewriting put there to
     lay out weights for oneDNN. `busy` are the outer blobs that other operators in front of the gradient operator read
-    or write. `of_shape` are outer blobs for which only the shape of a sequence counts.
+    or write. `buffers` are states that no step reads: they hold a blob of all steps, for operators after the loop.
+    `of_shape` are outer blobs for which only the shape of a sequence counts.
     """
 
     name: str
@@ -135,6 +136,7 @@ class Loop:
     sinks: Set[int] = field(default_factory=set)
     laying_out: List[caffe2_pb2.OperatorDef] = field(default_factory=list)
     busy: Set[str] = field(default_factory=set)
+    buffers: Set[str] = field(default_factory=set)
     of_shape: Set[str] = field(default_factory=set)
 
     @property
@@ -251,6 +253,7 @@ class Loop:
         outer = self.new_blob(inner + "_buffer")
         self.add_reference(outer_initial)
         self.states.append(State(outer, outer_initial))
+        self.buffers.add(outer)
         shown = self.new_blob(inner + "_over_steps")
         self.outputs.insert(len(self.outputs) - 1, shown)
         self.aliases.append(Alias(outer, shown, 1))

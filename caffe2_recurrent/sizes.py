@@ -20,13 +20,15 @@ Shape = Tuple[int, ...]
 TURNING = "ReversePackedSegs"
 # What they make is shaped like their first input, of which not every Caffe2 says something.
 LIKE_THE_FIRST = frozenset([TURNING, "SequenceMask", "SigmoidGradient", "SoftmaxGradient", "TanhGradient"])
+# A size that no blob has: prime, so that none comes of it either.
+SEVERAL = 1009
 
 
 class Sizes:
-    """Shapes of outer blobs by name; None where one is not known."""
+    """Shapes of outer blobs by name; None where one is not known. Those of `parameters` never change."""
 
-    def __init__(self, shapes: Mapping[str, Shape]) -> None:
-        self._shapes = dict(shapes)
+    def __init__(self, shapes: Mapping[str, Shape], parameters: Iterable[str] = ()) -> None:
+        self._shapes, self._parameters = dict(shapes), frozenset(parameters)
 
     def shape(self, outer: str) -> Optional[Shape]:
         return self._shapes.get(outer)
@@ -39,6 +41,17 @@ class Sizes:
     def set(self, outer: str, shape: Shape) -> None:
         """A blob that a rule adds has this shape."""
         self._shapes[outer] = shape
+
+    def when_larger(self) -> "Sizes":
+        """The same, but for what is one now: in a later run it may be several, unless it is of a parameter.
+
+        So one sequence is told from a blob that has but one row whatever the net is fed.
+        """
+        several = {
+            blob: shape if blob in self._parameters else tuple(SEVERAL if size == 1 else size for size in shape)
+            for blob, shape in self._shapes.items()
+        }
+        return Sizes(several, self._parameters)
 
     def made_by(self, operators: Sequence[caffe2_pb2.OperatorDef]) -> Dict[str, Shape]:
         """The shapes of what operators compute that a rule has put in front of a loop."""
@@ -90,7 +103,7 @@ def find_sizes(
     parameters = _inferred([] if init_net is None else list(init_net.op), {})
     for blob, shape in parameters.items():
         known.setdefault(blob, shape)
-    return Sizes({**_through_loops(net, known), **known})
+    return Sizes({**_through_loops(net, known), **known}, parameters)
 
 
 def read_shapes(shapes: Any, problems: Problems) -> Dict[str, Shape]:

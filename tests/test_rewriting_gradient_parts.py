@@ -7,8 +7,10 @@ import comparing
 import rewriting_support as support
 from caffe2_recurrent import optimize, recurrent_net
 from caffe2_recurrent.rewriting.rows import repeats
+from caffe2_recurrent.rewriting.rules import RULES
+from caffe2_recurrent.sizes import Sizes
 from step_nets import D, N, T
-from test_rewriting_rules import EVERY_STEP_NET, EXECUTOR, loop_of, made, reasons_in, why
+from test_rewriting_rules import EVERY_STEP_NET, EXECUTOR, loop_of, made, reasons_in, set_argument, why
 from test_rewriting_sequence_bias import Net
 from test_rewriting_sequence_gradient import assert_kept
 
@@ -39,7 +41,7 @@ def gradients_inside(net):
 @pytest.mark.parametrize("first", [False, True], ids=["second", "first"])
 @pytest.mark.parametrize("shape", WIDTHS.values(), ids=list(WIDTHS))
 def test_values_and_gradients(shape, first, kind, executor):
-    net = assert_kept(with_parameter(kind, shape, first), RULE, 1, [RULE], executor)
+    net = assert_kept(with_parameter(kind, shape, first), RULE, 1, [RULE], executor, parameters=["p"])
     assert gradients_inside(net) == [] and loop_of(net).gradient.parameters == []
 
 
@@ -49,7 +51,7 @@ def test_values_and_gradients(shape, first, kind, executor):
 def test_legacy_broadcasting(arguments, kind, rules):
     shape = (1, N, D) if arguments == {"axis": 0} else (D,)
     step = with_parameter(kind, shape, broadcast=1, **arguments)
-    assert gradients_inside(assert_kept(step, RULE, 1, rules, executor=False)) == []
+    assert gradients_inside(assert_kept(step, RULE, 1, rules, executor=False, parameters=["p"])) == []
 
 
 @EVERY_KIND
@@ -143,6 +145,40 @@ def test_refuses_shapes_that_are_not_known():
 def test_refuses_what_is_not_repeated_or_not_as_wide(shape):
     reason = "'p' is not as wide as the rows of 'h_prev', or is not repeated: {} and {}"
     assert why(RULE, loop(), {**SHAPES, "p": shape}) == [reason.format(shape, (1, N, D))]
+
+
+@pytest.mark.parametrize("arguments", [{"axis": 1}, {"axis": 0}, {"axis_str": "C"}], ids=str)
+def test_refuses_what_is_repeated_along_another_axis(arguments):
+    """Like a number for each sequence, which are as many as there are columns."""
+    changed = loop()
+    set_argument(of_p(changed), **arguments)
+    assert why(RULE, changed, SHAPES) == ["'p' is not repeated along the last axis of 'h_prev'"]
+
+
+@EVERY_KIND
+@pytest.mark.parametrize("batch", [D, 2 * D])
+def test_a_number_for_each_sequence(batch, kind):
+    """Optimised for as many sequences as there are columns, and run with these and with others."""
+    step = with_parameter(kind, (D,), broadcast=1, axis=1)
+    net, again = Net(step), Net(step)
+    shapes = {"x": (T, D, 4), "h_initial": (D, D), "p": (D,)}
+    report = optimize(net.net, [RULE], shapes=shapes)
+    assert report.total == 0 and len(reasons_in(report, RULE)) == 1
+    for found in (net, again):
+        found.feed({"x": (T, batch, 4), "seed": (T, batch, D), "h_initial": (batch, D), "p": (batch,)})
+    support.assert_same(net.values(), again.values())
+
+
+@pytest.mark.parametrize("shape", [(1, D), (1, 1, D), (1, N, D)])
+def test_refuses_what_may_be_larger_in_another_run(shape):
+    """Unless it is a parameter, like the outputs of an encoder of which there is but one."""
+    shapes = {**SHAPES, "p": shape}
+    reason = "'p' {} may be larger in another run, as nothing says that it is a parameter"
+    assert why(RULE, loop(), shapes) == [reason.format(shape)]
+    (rule,) = [rule for rule in RULES if rule.name == RULE]
+    changed = loop()
+    (site,) = rule.sites(changed)
+    assert rule.refusal(changed, site, Sizes(shapes, ["p"])) is None
 
 
 def test_refuses_what_has_no_rows():

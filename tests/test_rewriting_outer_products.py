@@ -1,12 +1,15 @@
 """`outer_products`: the gradient of matrices that steps multiply with vectors, behind the loop."""
 
+import numpy as np
 import pytest
 from caffe2.proto import caffe2_pb2
-from caffe2.python import core
+from caffe2.python import core, workspace
+from caffe2.python.model_helper import ModelHelper
 
 import rewriting_support as support
-from caffe2_recurrent import optimize
+from caffe2_recurrent import LSTMWithAttention, optimize
 from step_nets import D, N, T
+from test_rewriting_onednn import feed_parameters
 from test_rewriting_rules import EXECUTOR, loop_of, made, reasons_in, set_argument, why
 from test_rewriting_sequence_bias import Net
 from test_rewriting_sequence_gradient import assert_kept
@@ -49,6 +52,46 @@ def test_values_and_gradients(step, rules, executor):
 def test_attention(cell, variant, rules):
     """What is computed again is not there over all steps."""
     assert count_in_attention(cell, variant, RULE, rules) == (variant == "kept")
+
+
+def decoder(batch, outputs):
+    """A function that gives what a decoder makes of an encoder of so many `outputs`, and its gradients."""
+    workspace.ResetWorkspace()
+    model = ModelHelper("decoder")
+    names = ("x", None, "h", "c", "context", D, "encoder")
+    hidden, *_, contexts, _ = LSTMWithAttention(model, *names, 4, K, "decoder", outputs_with_grads=(0, 4))
+    seeds = {blob: model.net.AddExternalInput(seed) for blob, seed in ((hidden, "dh"), (contexts, "dc"))}
+    gradients = model.net.AddGradientOperators(seeds)
+    blobs = [str(blob) for blob in (hidden, contexts, *(gradients[blob] for blob in [*model.params, "encoder", "x"]))]
+    workspace.RunNetOnce(model.param_init_net)
+    feed_parameters(model, 1)
+
+    def feed(batch, outputs):
+        random = np.random.RandomState(2)
+        shapes = {"x": (T, batch, 4), "h": (batch, K), "c": (batch, K), "context": (batch, D)}
+        shapes.update({"encoder": (outputs, batch, D), "dh": (T, batch, K), "dc": (T, batch, D)})
+        for blob, shape in shapes.items():
+            workspace.FeedBlob(blob, random.uniform(-1, 1, shape).astype(np.float32))
+
+    def values(batch, outputs):
+        feed(batch, outputs)
+        return support.run(model, blobs)
+
+    feed(batch, outputs)
+    return model, values
+
+
+@pytest.mark.parametrize("rules", [["parameter_gradients", RULE], None], ids=["alone", "all rules"])
+@pytest.mark.parametrize("batch", [1, N])
+def test_an_encoder_of_one_output_may_have_several_in_another_run(batch, rules):
+    _, values = decoder(batch, 1)
+    expected = [values(*sizes) for sizes in ((N, 4), (1, 3), (3, 1))]
+    model, values = decoder(batch, 1)
+    report = optimize(model, rules, even_if_slower=True)
+    assert report.counts[RULE] == 1
+    assert [reason for reason in reasons_in(report, "parameter_gradients") if "may be larger in another run" in reason]
+    for sizes, other in zip(((N, 4), (1, 3), (3, 1)), expected):
+        support.assert_same(values(*sizes), other)
 
 
 def test_a_matrix_that_the_step_uses_twice():
@@ -149,3 +192,10 @@ def test_refuses_a_gradient_that_changes_later():
     changed = loop()
     changed.gradient.operators.append(made("Scale", ["inner_grad"], ["inner_grad"]))
     assert reason(changed) == "'inner_grad' is changed after it has been read"
+
+
+def test_refuses_what_may_have_several_vectors_in_another_run():
+    changed = loop()
+    of_a(changed).input[1] = "B"
+    expected = "'B' {} may be larger in another run, as nothing says that it is a parameter".format((N, D, 1))
+    assert reason(changed, {**SHAPES, "B": (N, D, 1)}) == expected

@@ -7,6 +7,7 @@ from caffe2.python.model_helper import ModelHelper
 
 import rewriting_support as support
 from caffe2_recurrent import GRU, MILSTM, optimize, recurrent_net
+from caffe2_recurrent.loop import State
 from caffe2_recurrent.rewriting import masks, padding, trial
 from caffe2_recurrent.rewriting.emit import Emitter
 from caffe2_recurrent.rewriting.rules import RULES
@@ -16,7 +17,7 @@ from caffe2_recurrent.wiring import Link
 from onednn_support import leaving_no_trace
 from test_rewriting_ended_sequences import ALL_SHAPES, LENGTHS, SLICE
 from test_rewriting_onednn import feed_parameters
-from test_rewriting_rules import lstm_loop, made, named
+from test_rewriting_rules import forward, lstm_loop, made, named, set_argument
 
 LAYERS = {
     "milstm": (MILSTM, ("h0", "c0"), support.D),
@@ -144,6 +145,24 @@ def plants():
         (axis,) = [given for given in source.arg if given.name == "axis"]
         axis.i = 1
 
+    def a_state_that_sees_the_slice(loop):
+        loop.operators.append(made("Tanh", [SLICE], ["v"]))
+        loop.states.append(State("v_states", "v0"))
+        loop.links.append(Link("v", "v_states", 1))
+
+    def an_output_that_sees_the_gates(loop):
+        loop.operators.append(made("Tanh", ["layer/gates_t"], ["v"]))
+        loop.net.external_output.append("v")
+
+    def a_unit_with_other_lengths(loop):
+        forward(loop, "LSTMUnit").input[3] = "other_lengths"
+
+    def a_unit_without_lengths(loop):
+        set_argument(forward(loop, "LSTMUnit"), sequence_lengths=0)
+
+    def a_unit_that_holds_the_slice(loop):
+        forward(loop, "LSTMUnit").input[1] = SLICE
+
     return [plant for plant in locals().values() if callable(plant)]
 
 
@@ -170,6 +189,15 @@ def test_it_stays_where_that_is_not_enough(plant):
     before = [list(operator.input) for operator in loop.operators], loop.inputs[0]
     assert not cut_in(loop)
     assert ([list(operator.input) for operator in loop.operators], loop.inputs[0]) == before
+
+
+def test_who_may_see_the_slice():
+    """What meets gradients alone, behind the loop, and what is something else in the end."""
+    loop = lstm_loop(lengths=True)
+    loop.operators += [made("Tanh", [SLICE], [blob]) for blob in "uv"] + [made("Copy", ["h0"], ["v"])]
+    loop.links.append(loop.add_buffer("u", "u0"))
+    loop.net.external_output.append("v")
+    assert cut_in(loop)
 
 
 @pytest.mark.parametrize("shape", [None, (27, 2), (9, 3, 2, 1)])
@@ -254,6 +282,55 @@ def test_what_rules_make_of_another_sequence_is_not_cut_with_the_first(sequences
     assert rewrite.report.counts["lstm_unit"] == 1
     assert bool(puts_aside(rewrite.net)) == (len(sequences) > 1)
     assert support.difference(found, expected) < support.TOLERANCE
+
+
+UNITS = {"LSTMUnit": 4, "GRUUnit": 3}
+
+
+def with_unit(kind, sees_padding, rewrite, **options):
+    """A unit whose gates are the slice itself; or a sum with it, where a state without lengths sees the slice too."""
+    workspace.ResetWorkspace()
+    net, step = core.Net("net"), core.Net("unit_step")
+    x, *states, lengths, t = step.AddExternalInputs("x_t", *["h_prev", "c_prev"][: UNITS[kind] - 2], "lengths", "t")
+    gates = step.Sum([step.FC([states[0], "w_h", "b"], "of_h", axis=2), x], "gates") if sees_padding else x
+    made_by_unit = [blob + "_t" for blob in "hc"[: len(states)]]
+    getattr(step, kind)([*states, gates, lengths, t], made_by_unit, sequence_lengths=1, drop_states=0)
+    links = {state: core.BlobReference(blob, step) for state, blob in zip(states, made_by_unit)}
+    if sees_padding:
+        other = step.AddExternalInput("s_prev")
+        links[other] = step.Tanh(step.Sum([step.FC([x, "w_s", "b_s"], "of_x", axis=2), other], "total"), "s_t")
+    net.FC(["x", "w_x", "b"], "loop/X", axis=2)
+    initial = [(state, str(state)[0] + "0") for state in links]
+    options["outputs_with_grads"] = seen = sorted({0, 2 * sees_padding * (len(links) - 1)})
+    outputs = recurrent_net(net, step, [(x, "loop/X")], initial, links, timestep="t", scope="loop", **options)
+    random, columns = np.random.RandomState(5), UNITS[kind] * support.D
+    support.feed()
+    shapes = {"w_h": (columns, support.D), "w_x": (columns, support.DIM_IN), "b": (columns,)}
+    shapes.update({"w_s": (support.D, columns), "b_s": (support.D,), "s0": (1, support.N, support.D)})
+    for blob, shape in shapes.items():
+        workspace.FeedBlob(blob, random.uniform(-1, 1, shape).astype(np.float32))
+    workspace.FeedBlob("lengths", LENGTHS)
+    gradients = []
+    if not options.get("forward_only"):
+        found = net.AddGradientOperators(dict.fromkeys((outputs[index] for index in seen), net.AddExternalInput("dh")))
+        gradients = [str(found[blob]) for blob in ("x", "w_x", "h0") if blob in found]
+    rewrite(net)
+    workspace.RunNetOnce(net)
+    return [workspace.FetchBlob(str(blob)) for blob in [*outputs[: 2 * len(links)], *gradients]]
+
+
+@pytest.mark.parametrize("options", [{}, {"forward_only": True}], ids=["training", "forward only"])
+@pytest.mark.parametrize("rules", [["lstm_unit", "gru_unit"], None], ids=["alone", "all rules"])
+@pytest.mark.parametrize("sees_padding", [False, True], ids=["the slice itself", "another state sees it"])
+@pytest.mark.parametrize("kind", UNITS)
+def test_what_else_sees_the_slice(kind, sees_padding, rules, options):
+    expected = with_unit(kind, sees_padding, lambda net: None, **options)
+    rewrite = support.Optimised(rules)
+    found = with_unit(kind, sees_padding, rewrite, **options)
+    assert rewrite.report.counts[kind.lower().replace("unit", "_unit")] == 1
+    is_cut = any(operator.type == "Where" for operator in rewrite.net.Proto().op)
+    assert is_cut is not sees_padding
+    support.assert_same((found, {}), (expected, {}))
 
 
 @pytest.mark.parametrize("width, expected", [(16, True), (17, False)])

@@ -126,8 +126,12 @@ class Net:
             kept = [sequence, *self.shapes]
             self.gradients = {str(blob): str(gradient) for blob, gradient in found.items() if str(blob) in kept}
         change(self)
+        self.feed({})
+
+    def feed(self, shapes):
+        """Values for the inputs; always the same for the same `shapes` of those that are to have others."""
         random = np.random.RandomState(1)
-        for blob, size in self.shapes.items():
+        for blob, size in {**self.shapes, **shapes}.items():
             workspace.FeedBlob(blob, random.uniform(-1, 1, size).astype(np.float32))
 
     def add_loop(self, step, sequence, scope, **options):
@@ -138,6 +142,14 @@ class Net:
         make.link(state, step(make, x, state))
         self.shapes.update({name: value.shape for name, value in make.outer.items()})
         return comparing.build(recurrent_net, make.done(), self.net, scope=scope, **options)[1]
+
+    def model(self, parameters):
+        """A model with the net, that says of which blobs it makes parameters."""
+        model = ModelHelper("model")
+        model.net = self.net
+        for parameter in parameters:
+            model.param_init_net.ConstantFill([], parameter, shape=self.shapes[parameter])
+        return model
 
     def insert(self, position, *operator, **arguments):
         operators = list(self.net.Proto().op)

@@ -6,7 +6,7 @@ from caffe2.python import core, workspace
 import comparing
 import rewriting_support as support
 from caffe2_recurrent import MILSTM, optimize, recurrent_net
-from caffe2_recurrent.loop import State
+from caffe2_recurrent.loop import Parameter, State
 from caffe2_recurrent.rewriting import passes
 from caffe2_recurrent.rewriting.rules import RULES
 from caffe2_recurrent.sizes import Sizes
@@ -44,12 +44,15 @@ def several(make, x, h):
 STEPS = pytest.mark.parametrize("step", [one, several], ids=lambda step: step.__name__)
 
 
-def assert_kept(step, rule, count, rules, executor):
-    """The rule fires so often and leaves nothing; values and gradients stay. The net."""
+def assert_kept(step, rule, count, rules, executor, parameters=()):
+    """The rule fires so often and leaves nothing; values and gradients stay. The net.
+
+    `parameters` are those that an init net makes.
+    """
     expected = Net(step).values()
     net = Net(step)
     rewrite = support.Optimised(rules)
-    rewrite(net.net)
+    rewrite(net.model(parameters))
     report = rewrite.report
     assert (report.counts[rule], reasons_in(report, rule)) == (count, []), str(report)
     support.assert_same(net.values(executor), expected)
@@ -152,6 +155,29 @@ def test_refuses_what_is_linked_twice():
     link = of_sequence(loop)
     loop.gradient.backward_links.append(Link(link.inner, "layer/other", 0))
     assert why(RULE, loop) == ["'{}' is linked more than once".format(link.inner)]
+
+
+def shared_product(make, x, h):
+    """A product of the sum of slice and state, whose gradient is the state's too."""
+    both = linear(make, make.cell.Sum([x, h], "both"), "v")
+    return make.cell.Tanh(make.cell.Mul([both, linear(make, x, "s")], "gated"), "h_t")
+
+
+@EXECUTOR
+def test_a_product_that_is_the_gradient_of_a_state_too(executor):
+    expected = Net(shared_product).values()
+    net = Net(shared_product)
+    report = optimize(net.net, MOVED)
+    assert (report.counts[RULE], reasons_in(report, RULE)) == (0, ["'both_grad' is needed elsewhere too"])
+    support.assert_same(net.values(executor), expected)
+
+
+def test_refuses_what_is_the_gradient_of_a_parameter_too():
+    loop = milstm_loop()
+    total = [op for op in loop.gradient.operators if of_sequence(loop).inner in op.output][-1]
+    parameter = Parameter("layer/other", total.input[1], "layer/other_grad")
+    loop.gradient.parameters.append(parameter)
+    assert why(RULE, loop) == ["'{}' is needed elsewhere too".format(total.input[1])]
 
 
 def test_refuses_memory_that_is_taken():

@@ -6,7 +6,7 @@ from caffe2.python import workspace
 import comparing
 from caffe2_recurrent import recurrent_net, step_values
 from caffe2_recurrent.rewriting.step_shapes import shapes_before
-from caffe2_recurrent.sizes import Sizes, find_sizes
+from caffe2_recurrent.sizes import SEVERAL, Sizes, find_sizes
 from cells import CELLS
 from step_nets import D, N, T
 from test_rewriting_rules import EVERY_STEP_NET, loop_of, made
@@ -64,6 +64,23 @@ def test_what_aten_repeats():
     told = end(found, found.operators, shapes)
     assert (told["y"], told["z"]) == ((5, N, D), (5, N, D))
     assert not {"y", "z"} & set(end(found, found.operators, SHAPES))
+
+
+def test_what_may_be_several():
+    """Of what is one now; parameters stay as they are, and so does what has one row whatever the sizes."""
+    found = loop()
+    sizes = Sizes({**SHAPES, "loop/X": (T, 1, D), "A": (1, K, D), "B": (1, K, D), "b": (1,)}, ["b"])
+    several = shapes_before(found, sizes.when_larger(), found.operators, len(found.operators))
+    expected = {"A": (SEVERAL, K, D), "b": (1,), "column": (SEVERAL, D, 1), "h_t": (1, SEVERAL, D)}
+    assert {blob: several[blob] for blob in expected} == expected
+    assert sizes.shape("A") == (1, K, D)
+
+
+def test_an_init_net_tells_of_parameters():
+    net = Net(there_and_back)
+    sizes = find_sizes(net.net.Proto(), net.model(["b"]).param_init_net.Proto(), {"b": (1,), "A": (1, K, D)})
+    larger = sizes.when_larger()
+    assert (larger.shape("b"), larger.shape("A")) == ((1,), (SEVERAL, K, D))
 
 
 def test_what_rules_have_put_before_the_loop():

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from caffe2.python import workspace
 
 import rewriting_support as support
 from caffe2_recurrent import optimize
@@ -98,11 +97,8 @@ def test_it_runs_with_other_sizes(monkeypatch):
     again = Net(there_and_back)
     found = []
     for tried in (net, again):
-        random = np.random.RandomState(3)
-        for blob, size in again.shapes.items():
-            sized = {"x": (steps, batch, 4), "seed": (steps, batch, D), "h_initial": (batch, D)}
-            sized.update({"A": (batch, K, D), "B": (batch, K, D)})
-            workspace.FeedBlob(blob, random.uniform(-1, 1, sized.get(blob, size)).astype(np.float32))
+        sized = {"x": (steps, batch, 4), "seed": (steps, batch, D), "h_initial": (batch, D)}
+        tried.feed({**sized, "A": (batch, K, D), "B": (batch, K, D)})
         found.append(tried.values())
     support.assert_same(*found)
 
@@ -166,6 +162,13 @@ def test_refuses_what_has_several_columns():
     writing(changed, "inner").input[1] = "B"
     reason = "'B' has no columns of one number: {}".format((N, K, D))
     assert why(RULE, changed, {**SHAPES, "A": (N, D, K)})[0] == reason
+
+
+def test_refuses_what_may_have_several_columns_in_another_run():
+    changed = loop()
+    writing(changed, "inner").input[1] = "B"
+    reason = "'B' {} may be larger in another run, as nothing says that it is a parameter".format((N, K, 1))
+    assert why(RULE, changed, {**SHAPES, "A": (N, D, K), "B": (N, K, 1)})[0] == reason
 
 
 def test_refuses_two_vectors():

@@ -2,13 +2,14 @@
 
 from typing import List, Optional, Tuple
 
+from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.rewriting import masks, own_sequence
 from caffe2_recurrent.rewriting.emit import Emitter
-from caffe2_recurrent.rewriting.rows import DIMENSIONS, FEATURES
+from caffe2_recurrent.rewriting.rows import DIMENSIONS, FEATURES, UNITS
 from caffe2_recurrent.sizes import Sizes
 from caffe2_recurrent.wiring import Link
 
@@ -17,6 +18,8 @@ TOTAL = frozenset(
     ["Add", "BatchMatMul", "Concat", "Copy", "ElementwiseLinear", "FC", "FCTransposed", "GRUUnit", "LSTMUnit", "MatMul"]
     + ["Mul", "Negative", "Relu", "Scale", "Sigmoid", "Split", "Sub", "Sum", "Tanh"]
 )
+# Position of the gates among the inputs of a unit that has lengths, which are in front of the step's number.
+GATES = -3
 
 
 def may_be_cut(loop: Loop) -> Optional[Link]:
@@ -59,10 +62,11 @@ def cut(loop: Loop, x: str, inside: str) -> str:
 def cut_if_possible(loop: Loop, lengths: str, sizes: Sizes) -> None:
     """before the loop: X = FC(x, V, c)    =>    X = FC(x or 0, V, c)
 
-    Steps are spared masks over what they make of X: over the gates of an LSTM, for one.
+    Steps are spared masks over what they make of X: over the gates of an LSTM, for one. X has to go by way of units
+    with these lengths, or somebody would see that its padding is another.
     """
     link = may_be_cut(loop)
-    if link is None or _key(lengths) in loop.made:
+    if link is None or _key(lengths) in loop.made or _is_seen_past_the_ends(loop, link.inner, lengths):
         return
     if own_sequence.why_not_own(loop, link, may_be_read_whole=True) is not None:
         return
@@ -85,6 +89,25 @@ def cut_if_possible(loop: Loop, lengths: str, sizes: Sizes) -> None:
     sizes.add(made, link.outer)
     own_sequence.replace(loop, link.inner, slice_, source)
     note(loop, lengths)
+
+
+def _is_seen_past_the_ends(loop: Loop, inner: str, lengths: str) -> bool:
+    """Whether something outside of the step depends on what `inner` holds where sequences of `lengths` have ended."""
+    made_of_it = {inner}
+    for operator in loop.operators:
+        through = list(operator.input)
+        if operator.type in UNITS and _lengths(operator) == lengths:
+            # Its states do not depend on the gates there.
+            through.remove(operator.input[GATES])
+        depends = not made_of_it.isdisjoint(through)
+        made_of_it = made_of_it.union(operator.output) if depends else made_of_it.difference(operator.output)
+    # Behind the loop a buffer only meets gradients, which are 0 there.
+    linked = {link.inner for link in loop.links if link.inner in loop.written and link.outer not in loop.buffers}
+    return not made_of_it.isdisjoint(linked.union(loop.net.external_output))
+
+
+def _lengths(unit: caffe2_pb2.OperatorDef) -> Optional[str]:
+    return unit.input[-2] if integer(unit, "sequence_lengths", 1) else None
 
 
 def _key(lengths: str) -> Tuple[str, str]:

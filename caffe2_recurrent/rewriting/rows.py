@@ -25,7 +25,8 @@ UNITS = frozenset(["GRUUnit", "LSTMUnit"])
 def with_rows(loop: Loop, sizes: Sizes) -> Set[str]:
     """The blobs of the step that are known to have rows; what no rule below speaks of is left out."""
     rows = {link.inner for link in loop.links if len(sizes.shape(link.outer) or range(DIMENSIONS)) == DIMENSIONS}
-    fixed = {blob: sizes.shape(blob) for blob in loop.references}
+    larger = sizes.when_larger()
+    fixed = {blob: larger.shape(blob) for blob in loop.references}
     for operator in loop.operators:
         outputs = _outputs_with_rows(operator, rows, fixed)
         rows.difference_update(operator.output)

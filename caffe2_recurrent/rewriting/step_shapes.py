@@ -16,6 +16,8 @@ Shapes = Dict[str, Shape]
 NEW = " after"
 # ATen's operators by element, which repeat what is smaller.
 BROADCASTING = ("add", "addcmul", "lerp", "mul", "sigmoid", "sub", "tanh")
+# Of a blob and its shape, where a rule depends on a 1 in it that is one by chance; see `Sizes.when_larger`.
+MAY_BE_LARGER = "'{}' {} may be larger in another run, as nothing says that it is a parameter"
 
 
 def shapes_before(loop: Loop, sizes: Sizes, operators: Sequence[caffe2_pb2.OperatorDef], position: int) -> Shapes:

@@ -111,6 +111,8 @@ class GRUUnits(Rule):
         unit = _unit(operator)
         if unit.lengths is not None:
             cut_if_possible(loop, unit.lengths, sizes)
+            # The gates may be the slice itself, which has another name if it has been cut.
+            unit = _unit(operator)
         past = _past(loop, operator, unit)
         elements = _elements(loop, sizes, site.where)
         joining = _joining(loop, sizes, site.where)

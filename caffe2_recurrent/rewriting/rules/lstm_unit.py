@@ -80,6 +80,8 @@ class LSTMUnits(Rule):
         assert size is not None
         if unit.lengths is not None:
             cut_if_possible(loop, unit.lengths, sizes)
+            # The gates may be the slice itself, which has another name if it has been cut.
+            unit = read_unit(operator)
         mask = None if unit.lengths is None else step_mask(loop, unit.lengths)
         drop = bool(integer(operator, "drop_states", 0))
         backward = gradient_position(loop, unit)

@@ -12,7 +12,7 @@ from caffe2_recurrent.rewriting.over_steps import OverSteps, of_forward, of_grad
 from caffe2_recurrent.rewriting.rows import DIMENSIONS
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.step_products import MULTIPLICATION
-from caffe2_recurrent.rewriting.step_shapes import shapes_before
+from caffe2_recurrent.rewriting.step_shapes import MAY_BE_LARGER, shapes_before
 from caffe2_recurrent.sizes import Sizes
 
 
@@ -60,12 +60,15 @@ class OuterProducts(Rule):
         if dataflow.writers(operators, parameter.inner_gradient) != [position]:
             return "'{}' is written more than once".format(parameter.inner_gradient)
         shapes = shapes_before(loop, sizes, operators, position)
+        larger = shapes_before(loop, sizes.when_larger(), operators, position)
         for factor in _factors(operator):
             shape = shapes.get(factor.blob)
             if shape is None:
                 return "the shape of '{}' is not known; give shapes".format(factor.blob)
             if len(shape) != DIMENSIONS or shape[3 - factor.length] != 1:
                 return "'{}' has no vector for each matrix: {}".format(factor.blob, shape)
+            if factor.blob not in larger or larger[factor.blob][3 - factor.length] != 1:
+                return MAY_BE_LARGER.format(factor.blob, shape)
             values = _values(loop, factor, position)
             if isinstance(values, str):
                 return values

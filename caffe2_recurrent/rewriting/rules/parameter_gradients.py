@@ -5,14 +5,14 @@ from typing import Dict, Iterable, List, Optional, Set, Tuple, Union
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Gradient, Loop, Parameter
-from caffe2_recurrent.operator_arguments import integer
+from caffe2_recurrent.operator_arguments import argument, integer
 from caffe2_recurrent.operators import new_operator
 from caffe2_recurrent.rewriting import dataflow, gradient_parts
 from caffe2_recurrent.rewriting.gradient_parts import FC_GRADIENT, Parts
 from caffe2_recurrent.rewriting.over_steps import OverSteps, of_forward, of_gradient, vector_along
 from caffe2_recurrent.rewriting.rows import FEATURES, repeats, with_rows
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.rewriting.step_shapes import shapes_before
+from caffe2_recurrent.rewriting.step_shapes import MAY_BE_LARGER, shapes_before
 from caffe2_recurrent.sizes import Sizes
 
 
@@ -152,6 +152,12 @@ def _refusal_by_element(loop: Loop, sizes: Sizes, parts: Parts, position: int) -
         return "'{}' is not as wide as the rows of '{}', or is not repeated: {} and {}".format(
             parts.weights, parts.input, weights, rows
         )
+    last = len(rows) - len(weights)
+    if integer(parts.operator, "axis", last) != last or argument(parts.operator, "axis_str") is not None:
+        return "'{}' is not repeated along the last axis of '{}'".format(parts.weights, parts.input)
+    larger = shapes_before(loop, sizes.when_larger(), loop.gradient.operators, position)
+    if not (parts.weights in larger and parts.input in larger and repeats(larger[parts.weights], larger[parts.input])):
+        return MAY_BE_LARGER.format(parts.weights, weights)
     if parts.of_input == parts.of_output and gradient_parts.of_input(parts):
         return "it writes over '{}'".format(parts.of_output)
     return None

@@ -48,11 +48,14 @@ class SequenceGradient(Rule):
         same = [other for other in gradient.backward_links if link.outer == other.outer or link.inner == other.inner]
         if same != [link]:
             return "'{}' is linked more than once".format(link.inner)
+        needed = {other.inner for other in gradient.backward_links if other != link}
+        needed.update(parameter.inner_gradient for parameter in gradient.parameters)
         if gradient_memory.is_taken(loop):
             return gradient_memory.TAKEN
         for position in {*made.products, made.last}:
             (blob,) = gradient.operators[position].output
-            if any(reader != made.last for reader in dataflow.readers(gradient.operators, blob, position)):
+            readers = dataflow.readers(gradient.operators, blob, position)
+            if blob in needed or any(reader != made.last for reader in readers):
                 return "'{}' is needed elsewhere too".format(blob)
             if position in made.products and _moved(loop, position) is None:
                 return "'{}' is not known over all steps".format(blob)

@@ -13,7 +13,7 @@ from caffe2_recurrent.rewriting.emit import Emitter
 from caffe2_recurrent.rewriting.rows import DIMENSIONS
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.step_products import AS_IT_IS, GAIN, MULTIPLICATION
-from caffe2_recurrent.rewriting.step_shapes import shapes_before
+from caffe2_recurrent.rewriting.step_shapes import MAY_BE_LARGER, shapes_before
 from caffe2_recurrent.rewriting.subjects import Seconds, Subject
 from caffe2_recurrent.sizes import Shape, Sizes
 
@@ -60,6 +60,9 @@ class VectorProducts(Rule):
             return "it is no product of matrices one by one: {} and {}".format(shapes[matrices], shapes[vectors])
         if shapes[vectors][2] != 1:
             return "'{}' has no columns of one number: {}".format(vectors, shapes[vectors])
+        larger = shapes_before(loop, sizes.when_larger(), operators, position)
+        if vectors not in larger or larger[vectors][2] != 1:
+            return MAY_BE_LARGER.format(vectors, shapes[vectors])
         if 1 in shapes[matrices][1:]:
             return "'{}' holds vectors too: {}".format(matrices, shapes[matrices])
         return None
