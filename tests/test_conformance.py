@@ -6,6 +6,7 @@ import re
 import sys
 from pathlib import Path
 
+import hypothesis
 import pytest
 from caffe2.python import gradient_checker, recurrent
 
@@ -175,6 +176,14 @@ def test_rounding_is_allowed_where_caffe2_compares_two_nets():
     assert compare([]) == (None, builder_plugin.ROUNDING, False)
     signature = inspect.signature(gradient_checker.NetGradientChecker.CompareNets)
     assert signature.parameters["threshold"].default == builder_plugin.EXACT
+
+
+def test_deadlines_are_forgotten(monkeypatch):
+    monkeypatch.setattr(hypothesis.settings, "__init__", hypothesis.settings.__init__)
+    before = hypothesis.settings(deadline=7)
+    builder_plugin.forget_deadlines(hypothesis.settings)
+    after = hypothesis.settings(before, max_examples=3, deadline=7)
+    assert (before.deadline.microseconds, after.deadline, after.max_examples) == (7000, None, 3)
 
 
 def test_tests_that_this_caffe2_lacks_or_that_need_what_is_absent_are_left_out(monkeypatch):
