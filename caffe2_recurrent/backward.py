@@ -7,6 +7,7 @@
            passed through, and wanted twice or linked elsewhere   Copy       -> <blob>_grad
            sparse (indices, values)                               SparseToDense -> <blob>_grad
            a state or sequence with no gradient at all            ConstantFill 0 -> <blob>_grad
+           of a sequence that the step sees as several blobs      Sum        -> <the first of them>_grad
 
        The engine fills a state's gradient slice by slice and reads every slice, so a gradient that is zero must be
        written too. A reference without a gradient is left out.
@@ -77,6 +78,8 @@ def derive_backward(
     own = _OwnGradients(step_net, derived, frozenset(output_gradients.values()))
     for blob in boundary:
         own.claim(blob, zero_if_missing=True)
+    for seen_as in step_net.outer_sequences.values():
+        own.add_up(seen_as)
     for blob in step_net.references:
         own.claim(blob, zero_if_missing=False)
     body = derived.operators + own.operators
@@ -107,8 +110,8 @@ def backward_links(step_net: StepNet, backward: Backward, outer: Sequence[OuterS
         # The executor finds the step's successor in time by offset 1 standing before offset 0.
         links.append(Link(gradient_name(state.inner_output), outer_grad, 1))
         links.append(Link(backward.gradients[state.inner_input], outer_grad, 0))
-    for sequence in step_net.sequences:
-        links.append(Link(backward.gradients[sequence.inner], gradient_name(sequence.outer), 0))
+    for outer_sequence, (first, *_) in step_net.outer_sequences.items():
+        links.append(Link(backward.gradients[first], gradient_name(outer_sequence), 0))
     return links
 
 
@@ -140,6 +143,12 @@ class _OwnGradients:
         if zero_if_missing:
             # References may share: the engine adds each one's gradient to a sum of its own.
             self._taken.add(self.gradients[blob])
+
+    def add_up(self, blobs: Sequence[str]) -> None:
+        """Give the first blob the sum of all their gradients."""
+        if len(blobs) > 1:
+            self._add(blobs[0], "Sum", [self.gradients[blob] for blob in blobs])
+            self._taken.add(self.gradients[blobs[0]])
 
     def _add(self, blob: str, kind: str, inputs: List[str], **arguments: float) -> None:
         if not self.operators:

@@ -34,9 +34,10 @@ SEQUENCE_GRADIENTS = "sequence_gradients"
 
 def gradient_arguments(step_net: StepNet, backward: Backward, positions: Optional[Tuple[int, ...]]) -> Dict[str, Any]:
     """The arguments that say which outputs pass gradients back; `positions` is None for 'auto'."""
-    if positions is not None and len(step_net.sequences) == 1 and backward.net is not None:
+    sequences = step_net.outer_sequences
+    if positions is not None and len(sequences) == 1 and backward.net is not None:
         return {POSITIONS: list(positions)}
-    flags = [int(sequence.inner in backward.with_gradient) for sequence in step_net.sequences]
+    flags = [int(not backward.with_gradient.isdisjoint(seen_as)) for seen_as in sequences.values()]
     wanted: Any = AUTO if positions is None else list(positions)
     return {POSITIONS: [], PYTHON_POSITIONS: wanted, SEQUENCE_GRADIENTS: flags}
 

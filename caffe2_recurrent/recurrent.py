@@ -44,7 +44,8 @@ def recurrent_net(
         cell_net: the net of one step. Left as it is. Its external inputs are the sequences, the state inputs, the
             timestep; every other one is a reference: a parameter or any outer blob that every step reads. References
             become inputs of the operator and get a gradient where the step has one for them.
-        inputs: pairs (step-net blob, outer sequence `[T, N, ...]`), one or more. The step sees slices `[1, N, ...]`.
+        inputs: pairs (step-net blob, outer sequence `[T, N, ...]`), one or more. The step sees slices `[1, N, ...]`;
+            several of its blobs may see those of one sequence, whose gradient is then the sum of theirs.
         initial_cell_inputs: pairs (step-net state input, outer blob with its value before step 0), shaped `[D]` (the
             same for all N), `[N, D]` or `[1, N, D]`.
         links: maps each state input to the step-net output that is its value at the next step.
@@ -189,7 +190,7 @@ def _backward_arguments(
     request: Request, step_net: StepNet, backward: Backward, outer: Sequence[wiring.OuterState]
 ) -> Dict[str, Any]:
     parameters = backward.parameters(step_net)
-    before_references = len(step_net.sequences) + len(step_net.states)
+    before_references = len(step_net.outer_sequences) + len(step_net.states)
     position = {blob: before_references + index for index, blob in enumerate(step_net.references)}
     given: Dict[str, Any] = {
         "param": [position[blob] for blob in parameters],

@@ -49,10 +49,17 @@ class StepNet:
         return [blob for pair in pairs for blob in pair] + [sequence.inner for sequence in self.sequences]
 
     @property
+    def outer_sequences(self) -> Dict[str, List[str]]:
+        """The step-net blobs that see slices of each outer sequence."""
+        found: Dict[str, List[str]] = {}
+        for sequence in self.sequences:
+            found.setdefault(sequence.outer, []).append(sequence.inner)
+        return found
+
+    @property
     def outer_inputs(self) -> List[str]:
         """The inputs of the operator in the engine's order: sequences, initial values, references."""
-        sequences = [sequence.outer for sequence in self.sequences]
-        return sequences + [state.outer_initial for state in self.states] + list(self.references)
+        return [*self.outer_sequences, *(state.outer_initial for state in self.states), *self.references]
 
 
 def read_step_net(request: Request, problems: Problems) -> StepNet:
@@ -91,7 +98,7 @@ def _check_inputs(step_net: StepNet, request: Request, problems: Problems) -> No
         problems.add("inputs is empty; the number of steps comes from a sequence, so at least one is needed")
     if not step_net.states:
         problems.add("initial_cell_inputs is empty; the outputs are those of the states, so at least one is needed")
-    for blob in step_net.outer_inputs[: len(step_net.sequences) + len(step_net.states)]:
+    for blob in step_net.outer_inputs[: len(step_net.outer_sequences) + len(step_net.states)]:
         if not blob:
             problems.add("inputs or initial_cell_inputs has an outer blob with an empty name")
     declared = frozenset(step_net.proto.external_input)

@@ -8,6 +8,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import core, recurrent, workspace
 
 import comparing
+import rewriting_support as support
 import step_nets
 from caffe2_recurrent import recurrent_net
 
@@ -132,6 +133,52 @@ def test_same_initial_blob_for_two_states_gets_both_gradients():
     del step_net.outer["b_initial"]
     comparing.assert_right(recurrent_net, step_net)
     comparing.assert_right(recurrent_net, step_net, outputs_with_grads="auto")
+
+
+SEEN_TWICE = {
+    "both have a gradient": lambda cell, x, y, h: cell.Mul([cell.Tanh(x, "t"), cell.Sum([y, h], "yh")], "h_t"),
+    "both have the same gradient": lambda cell, x, y, h: cell.Tanh(cell.Sum([x, y, h], "xyh"), "h_t"),
+    "the first has none": lambda cell, x, y, h: cell.Mul([cell.StopGradient(x, "s"), cell.Sum([y, h], "yh")], "h_t"),
+    "the second has none": lambda cell, x, y, h: cell.Mul([cell.StopGradient(y, "s"), cell.Sum([x, h], "xh")], "h_t"),
+    "neither has one": lambda cell, x, y, h: cell.Tanh(
+        cell.Sum([cell.StopGradient(cell.Mul([x, y], "xy"), "s"), h], "xyh"), "h_t"
+    ),
+}
+
+
+def seen_twice(step, others):
+    """A step net that sees X as two blobs, and the same one that sees X and Y, which hold the same."""
+    for is_one in (True, False):
+        make = step_nets.Maker()
+        x, y = make.sequence("x_t"), make.sequence("y_t")
+        for _ in range(others):
+            y = make.cell.Sum([y, make.sequence("z_t")], "yz")
+        h = make.state()
+        make.link(h, step(make.cell, x, y, h))
+        step_net = make.done()
+        step_net.outer["Y"] = step_net.outer["X"]
+        if is_one:
+            step_net.inputs = [(inner, "X" if outer == "Y" else outer) for inner, outer in step_net.inputs]
+            del step_net.outer["Y"]
+        yield step_net
+
+
+@pytest.mark.parametrize("rewrite", [None, support.Optimised()], ids=["as built", "optimised"])
+@pytest.mark.parametrize("outputs_with_grads", [(0,), "auto"])
+@pytest.mark.parametrize("others", [0, 1], ids=["alone", "with another sequence"])
+@pytest.mark.parametrize("step", SEEN_TWICE.values(), ids=list(SEEN_TWICE))
+def test_a_sequence_that_the_step_sees_as_two_blobs_gets_both_gradients(step, others, outputs_with_grads, rewrite):
+    once, apart = seen_twice(step, others)
+    found, expected = (
+        comparing.run(recurrent_net, step_net, rewrite=change, outputs_with_grads=outputs_with_grads)
+        for step_net, change in ((once, rewrite), (apart, None))
+    )
+    # Of a lone sequence the engine has a gradient always.
+    if "X" in found[1]:
+        expected[1]["X"] = sum(expected[1].pop(blob, np.zeros_like(once.outer["X"])) for blob in ("X", "Y"))
+    support.assert_same(found, expected)
+    net, _ = comparing.build(recurrent_net, once)
+    assert list(net.Proto().op[0].input).count("X") == 1
 
 
 def test_undeclared_state_output_still_passes_its_gradient():
