@@ -81,6 +81,30 @@ def test_rows_that_a_step_makes(kind, rules):
     assert_kept(step, RULE, 2, rules, executor=False)
 
 
+def of_what_is_moved(make, x, h):
+    """A product of rows to which something is added that is the same in all steps, but made in the step."""
+    fixed = make.cell.Mul([make.reference("p", D), make.reference("q", D)], "fixed")
+    changed = make.cell.Add([h, fixed], "changed")
+    return make.cell.Tanh(make.cell.Sum([x, make.fc(changed, "u")], "total"), "h_t")
+
+
+def of_a_unit(make, x, h):
+    """A product, and one with a parameter, of what Caffe2 does not know the shape of until it has a buffer."""
+    gates = make.cell.Concat([x, x, x], ["gates", "widths"], axis=2)[0]
+    unit = make.cell.GRUUnit([h, gates, make.cell.AddExternalInput("timestep")], "unit", sequence_lengths=0)
+    changed = make.cell.Mul([unit, make.reference("p", D)], "changed")
+    return make.cell.Tanh(make.cell.Sum([make.fc(unit, "u"), changed], "total"), "h_t")
+
+
+@pytest.mark.parametrize("rules", [["invariants", RULE], ["invariants", "packed_products"], [RULE], None], ids=str)
+@pytest.mark.parametrize("step", [of_what_is_moved, of_a_unit], ids=lambda step: step.__name__)
+def test_a_second_call_knows_no_more_shapes(step, rules):
+    expected = Net(step).values()
+    net = Net(step)
+    support.Optimised(rules)(net.net)
+    support.assert_same(net.values(), expected)
+
+
 def test_in_place():
     def step(make, x, h):
         u = make.cell.Copy(h, "u")

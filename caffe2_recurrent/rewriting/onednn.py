@@ -107,12 +107,13 @@ def in_a_net(
     nets = {"then_net": inner}
     if otherwise is None:
         condition = loop.new_blob("onednn_always")
-        before = [_filled(condition, loop, core.DataType.BOOL, True)]
+        before = [_filled(condition, loop, core.DataType.BOOL, True, [1])]
     else:
         condition, elements, none = (loop.new_blob("onednn_" + name) for name in ("has_rows", "elements", "none"))
         before = [
             new_operator("Size", otherwise.input[:1], [elements], loop.forward),
-            _filled(none, loop, core.DataType.INT64, 0),
+            # Without dimensions, as what Size makes.
+            _filled(none, loop, core.DataType.INT64, 0, []),
             new_operator("GT", [elements, none], [condition], loop.forward),
         ]
         read.update(dict.fromkeys(otherwise.input))
@@ -122,8 +123,8 @@ def in_a_net(
     return [*before, new_operator("If", [condition, *read], results, loop.forward, **nets)]
 
 
-def _filled(blob: str, loop: Loop, kind: int, value: Any) -> caffe2_pb2.OperatorDef:
-    return new_operator("ConstantFill", [], [blob], loop.forward, shape=[1], dtype=kind, value=value)
+def _filled(blob: str, loop: Loop, kind: int, value: Any, shape: List[int]) -> caffe2_pb2.OperatorDef:
+    return new_operator("ConstantFill", [], [blob], loop.forward, shape=shape, dtype=kind, value=value)
 
 
 class Product(NamedTuple):

@@ -3,7 +3,8 @@
 What such a blob holds over all steps is `[T, N, k]`, and an operator over rows may run over all of them at once.
 """
 
-from typing import List, Mapping, Optional, Set
+import functools
+from typing import Callable, List, Mapping, Optional, Set
 
 from caffe2.proto import caffe2_pb2
 
@@ -25,10 +26,15 @@ UNITS = frozenset(["GRUUnit", "LSTMUnit"])
 def with_rows(loop: Loop, sizes: Sizes) -> Set[str]:
     """The blobs of the step that are known to have rows; what no rule below speaks of is left out."""
     rows = {link.inner for link in loop.links if len(sizes.shape(link.outer) or range(DIMENSIONS)) == DIMENSIONS}
-    larger = sizes.when_larger()
-    fixed = {blob: larger.shape(blob) for blob in loop.references}
+
+    references = loop.references
+
+    @functools.lru_cache(maxsize=None)
+    def fixed() -> Mapping[str, Shape]:
+        return sizes.when_larger().made_by(loop.before)
+
     for operator in loop.operators:
-        outputs = _outputs_with_rows(operator, rows, fixed)
+        outputs = _outputs_with_rows(operator, rows, references, fixed)
         rows.difference_update(operator.output)
         rows.update(outputs)
     return rows
@@ -41,13 +47,14 @@ def repeats(shape: Shape, rows: Shape) -> bool:
 
 
 def _outputs_with_rows(
-    operator: caffe2_pb2.OperatorDef, rows: Set[str], fixed: Mapping[str, Optional[Shape]]
+    operator: caffe2_pb2.OperatorDef, rows: Set[str], references: Set[str], shapes: Callable[[], Mapping[str, Shape]]
 ) -> List[str]:
     if operator.type in ELEMENTWISE:
         found = rows.issuperset(operator.input)
     elif operator.type in BINARY:
-        others = [blob for blob in operator.input if blob not in rows]
-        found = len(others) < len(operator.input) and all(_is_one_row(fixed.get(blob)) for blob in others)
+        others = {blob for blob in operator.input if blob not in rows}
+        is_with_rows = len(others) < len(set(operator.input)) and references.issuperset(others)
+        found = is_with_rows and all(_is_one_row(shapes().get(blob)) for blob in others)
     elif operator.type in ALONG_FEATURES:
         found = operator.input[0] in rows and integer(operator, "axis", 1) == FEATURES
     elif operator.type == "Concat":

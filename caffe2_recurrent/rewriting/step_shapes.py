@@ -25,34 +25,34 @@ def shapes_before(loop: Loop, sizes: Sizes, operators: Sequence[caffe2_pb2.Opera
 
     They change on the way: operators may work in place, and what is written to a slice need not be shaped like it.
     """
-    slices = _slices(loop, sizes, loop.links)
-    found = {**sizes.made_by(loop.before), **slices}
+    outer = sizes.made_by(loop.before)
+    slices = _slices(loop, sizes.batch(loop), outer, loop.links)
+    found = {**outer, **slices}
     if operators is loop.operators:
         return _after(operators[:position], found, slices)
     assert loop.gradient is not None
     found = _after(loop.operators, found, slices)
-    slices = _slices(loop, sizes, loop.gradient.backward_links)
+    slices = _slices(loop, sizes.batch(loop), outer, loop.gradient.backward_links)
     return _after(operators[:position], {**found, **slices}, slices)
 
 
-def _slices(loop: Loop, sizes: Sizes, links: Iterable[Link]) -> Shapes:
+def _slices(loop: Loop, batch: Optional[int], outer: Mapping[str, Shape], links: Iterable[Link]) -> Shapes:
     """`[1, N, k]` of those blobs that are linked."""
-    batch = sizes.batch(loop)
     found: Shapes = {}
     for link in links:
-        size = _size_of_slice(loop, sizes, link.outer)
-        if batch is not None and size is not None:
-            found[link.inner] = (1, batch, size)
+        shape = outer.get(_shaped_like(loop, link.outer))
+        if batch is not None and shape:
+            found[link.inner] = (1, batch, shape[-1])
     return found
 
 
-def _size_of_slice(loop: Loop, sizes: Sizes, outer: str) -> Optional[int]:
+def _shaped_like(loop: Loop, outer: str) -> str:
+    """The blob whose last dimension is that of slices of `outer`: its initial value, if it has one."""
     for state in loop.states:
         # The engine calls the gradient of a state so.
         if outer in (state.outer_states, gradient_name(state.outer_states)):
-            outer = state.outer_initial
-    shape = sizes.shape(outer)
-    return shape[-1] if shape else None
+            return state.outer_initial
+    return outer
 
 
 def _after(operators: Sequence[caffe2_pb2.OperatorDef], known: Mapping[str, Shape], slices: Shapes) -> Shapes:

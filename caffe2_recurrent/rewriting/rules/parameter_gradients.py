@@ -12,6 +12,7 @@ from caffe2_recurrent.rewriting.gradient_parts import FC_GRADIENT, Parts
 from caffe2_recurrent.rewriting.over_steps import OverSteps, of_forward, of_gradient, vector_along
 from caffe2_recurrent.rewriting.rows import FEATURES, repeats, with_rows
 from caffe2_recurrent.rewriting.rule import Rule, Site
+from caffe2_recurrent.rewriting.step_products import weights_shape
 from caffe2_recurrent.rewriting.step_shapes import MAY_BE_LARGER, shapes_before
 from caffe2_recurrent.sizes import Sizes
 
@@ -176,7 +177,7 @@ def _move(loop: Loop, sizes: Sizes, parts: Parts, position: int) -> List[str]:
     outer_input = inputs.take(lambda: _sized(loop, sizes, parts, 1)) if parts.reads_input else outer_output
     stems = ["_grad_over_steps", "_bias_grad_over_steps"][: len(parts.shares)]
     shares = [loop.new_blob(parts.weights + stem) for stem in stems]
-    is_vector = len(sizes.shape(parts.weights) or ()) == 1
+    is_vector = len(weights_shape(loop, parts.weights, sizes) or ()) == 1
     moved = gradient_parts.of_shares(
         parts, outer_input, outer_output, shares, lambda: loop.new_blob(parts.input + "_grad_over_steps"), is_vector
     )
@@ -200,5 +201,5 @@ def _sized(loop: Loop, sizes: Sizes, parts: Parts, axis: int) -> str:
     """An outer blob as long as weights `[M, K]` along an axis; for operators by element, as these are wide."""
     if parts.operator.type == FC_GRADIENT:
         return vector_along(loop, parts.weights, axis, 2)
-    dimensions = len(sizes.shape(parts.weights) or (1,))
+    dimensions = len(weights_shape(loop, parts.weights, sizes) or (1,))
     return vector_along(loop, parts.weights, dimensions - 1, dimensions)
