@@ -1,7 +1,9 @@
 """Caffe2's gradient pass over the operators of a step, made safe for gradients that pass through unchanged.
 
 Where such a gradient needs a blob of its own (passed_through.py), a `Copy` gives it one at the moment it is right; what
-has no gradient is collected instead of ending the pass.
+has no gradient is collected instead of ending the pass. A part of a Split of which nothing is made has a gradient of
+zeros: Caffe2 leaves it out, so that the other parts alone are the gradient of the whole, which is shorter then and read
+past its end. Source: GetSplitGradient in caffe2/operators/concat_split_op.cc.
 """
 
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
@@ -9,9 +11,11 @@ from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
-from caffe2_recurrent.operators import copy_operator, gradient_name
+from caffe2_recurrent.operators import copy_operator, gradient_name, operator_beside
 from caffe2_recurrent.passed_through import PassedThrough
 from caffe2_recurrent.problems import Problems, names
+
+SPLIT = "Split"
 
 
 class StepGradients(NamedTuple):
@@ -76,15 +80,22 @@ class _Representation(core.IR):
                 # Both lists are the caller's, which goes on with what stands in them.
                 gradient_ops.append(copy_operator(gradient, own, operator))
                 g_input[position] = own
-        super().BuildGradientGenerators(fwd_op_idx, gradient_ops, g_output, g_input)
+        outputs = list(zip(operator.output, g_output))
+        without = [(blob, _zeros_of(blob)) for blob, gradient in outputs if gradient == _zeros_of(blob)]
+        gradient_ops[:0] = [
+            operator_beside("ConstantFill", [blob], [zeros], operator, value=0.0) for blob, zeros in without
+        ]
+        # They come of no operator further down.
+        arrived = [None if (blob, gradient) in without else gradient for blob, gradient in outputs]
+        super().BuildGradientGenerators(fwd_op_idx, gradient_ops, arrived, g_input)
 
     def _GenerateGradientsForForwardOp(  # noqa: N802
         self, forward_op_idx: int, input_to_grad: Dict[str, Any]
     ) -> Tuple[Dict[str, Any], List[Any]]:
+        operator, in_versions, _ = self.ssa[forward_op_idx]
         try:
-            return super()._GenerateGradientsForForwardOp(forward_op_idx, input_to_grad)
+            return super()._GenerateGradientsForForwardOp(forward_op_idx, _with_zeros(operator, input_to_grad))
         except Exception as error:
-            operator, in_versions, _ = self.ssa[forward_op_idx]
             self.failures.append(self._explain(forward_op_idx, input_to_grad, error))
             # Go on as if there were a gradient, so that operators further up are looked at as well.
             assumed = {blob: gradient_name(blob) for blob in operator.input}
@@ -117,6 +128,18 @@ class _Representation(core.IR):
                 which
             )
         return "the gradient of {} cannot be derived: {}".format(which, _first_line(error))
+
+
+def _with_zeros(operator: caffe2_pb2.OperatorDef, gradients: Dict[str, Any]) -> Dict[str, Any]:
+    """The gradients with one for each part of a Split, if there is one for any."""
+    without = [part for part in operator.output if gradients.get(part) is None]
+    if operator.type != SPLIT or len(without) == len(operator.output):
+        return gradients
+    return {**gradients, **{part: _zeros_of(part) for part in without}}
+
+
+def _zeros_of(blob: str) -> str:
+    return gradient_name(blob) + "_zeros"
 
 
 def _first_line(error: Exception) -> str:

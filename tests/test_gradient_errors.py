@@ -91,6 +91,21 @@ def test_operator_with_too_few_inputs():
     )
 
 
+def test_a_part_without_a_gradient_that_is_overwritten():
+    """Its gradient is zeros of its shape, which may have become another."""
+
+    def build(cell, x, h):
+        first, second = cell.Split(x, ["first", "second"], axis=2)
+        cell.Tanh(cell.Mul([first, h], "product"), "h_t")
+        cell.Copy(h, second)
+
+    text = Loop(build).refused(ValueError)
+    assert text.startswith(
+        CALLS + "the gradient of step operator 0 (Split, writing 'first', 'second') cannot be derived: "
+    )
+    assert '"second" at version 0' in text
+
+
 def test_gradient_that_needs_an_overwritten_value():
     def build(cell, x, h):
         z = cell.Mul([x, h], "z")

@@ -181,6 +181,36 @@ def test_a_sequence_that_the_step_sees_as_two_blobs_gets_both_gradients(step, ot
     assert list(net.Proto().op[0].input).count("X") == 1
 
 
+def split(used, size=2):
+    """A step that makes something of some of the three parts of a sequence, and of a state."""
+    make = step_nets.Maker()
+    x, h = make.sequence(size=3 * size), make.state(size=3 * size)
+    parts = [make.cell.Split(blob, [name + part for part in "abc"], axis=2) for blob, name in ((x, "x_"), (h, "h_"))]
+    total = make.cell.Sum([blobs[index] for blobs in parts for index in used], "total")
+    both, _ = make.cell.Concat([make.cell.Tanh(total, "t")] * 3, ["h_t", "widths"], axis=2)
+    make.link(h, both)
+    return make.done()
+
+
+@pytest.mark.parametrize("recomputed", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("rewrite", [None, support.Optimised()], ids=["as built", "optimised"])
+@pytest.mark.parametrize("used", [(0,), (1,), (2,), (0, 2), (0, 1, 2)], ids=str)
+def test_parts_of_which_nothing_is_made_have_gradients_of_zeros(used, rewrite, recomputed):
+    step_net = split(used)
+    options = {"recompute_blobs_on_backward": ["x_a", "x_b", "x_c", "total"]} if recomputed else {}
+    found = comparing.run(recurrent_net, step_net, rewrite=rewrite, **options)
+    comparing.assert_outputs_and_gradients(step_net, *found)
+
+
+def test_caffe2_leaves_such_gradients_out():
+    """What it joins is no wider than the part that is used, and the gradient of the sequence has three parts."""
+    for builder, parts in ((recurrent.recurrent_net, 1), (recurrent_net, 3)):
+        net, _ = comparing.build(builder, split((0,)))
+        backward = support.argument(net.Proto().op[0], "backward_step_net").n
+        joined = [len(operator.input) for operator in backward.op if operator.type == "Concat"]
+        assert joined == [parts] * 2
+
+
 def test_undeclared_state_output_still_passes_its_gradient():
     step_net = step_nets.product()
     del step_net.cell.Proto().external_output[:]
