@@ -3,7 +3,9 @@
 Where such a gradient needs a blob of its own (passed_through.py), a `Copy` gives it one at the moment it is right; what
 has no gradient is collected instead of ending the pass. A part of a Split of which nothing is made has a gradient of
 zeros: Caffe2 leaves it out, so that the other parts alone are the gradient of the whole, which is shorter then and read
-past its end. Source: GetSplitGradient in caffe2/operators/concat_split_op.cc.
+past its end. And a gradient that an operator's gradient changes in its place, as Sqr's does, is changed in a blob of
+its own, as it may have been passed through to somebody else as well. Sources: GetSplitGradient in
+caffe2/operators/concat_split_op.cc, GetSqrGradient in caffe2/operators/sqr_op.cc.
 """
 
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
@@ -69,6 +71,7 @@ class _Representation(core.IR):
         self, fwd_op_idx: int, gradient_ops: List[Any], g_output: List[Any], g_input: List[Any]
     ) -> None:
         operator = self.ssa[fwd_op_idx].op
+        _keep(g_output, gradient_ops, g_input)
         computed = frozenset(output for gradient_op in gradient_ops for output in gradient_op.output)
         for position, gradient in enumerate(g_input):
             if not isinstance(gradient, str) or gradient in computed:
@@ -128,6 +131,19 @@ class _Representation(core.IR):
                 which
             )
         return "the gradient of {} cannot be derived: {}".format(which, _first_line(error))
+
+
+def _keep(arrived: Sequence[Any], operators: Sequence[caffe2_pb2.OperatorDef], results: Sequence[Any]) -> None:
+    """Have the operators change no gradient that they get on the way to their results.
+
+    Where a result takes its place, the forward operator works in place; see `passed_through.py`.
+    """
+    changed: Dict[str, str] = {}
+    for operator in operators:
+        operator.input[:] = [changed.get(blob, blob) for blob in operator.input]
+        on_the_way = [blob for blob in operator.output if blob in arrived and blob not in results]
+        changed.update({blob: blob + "_changed" for blob in on_the_way})
+        operator.output[:] = [changed.get(blob, blob) for blob in operator.output]
 
 
 def _with_zeros(operator: caffe2_pb2.OperatorDef, gradients: Dict[str, Any]) -> Dict[str, Any]:

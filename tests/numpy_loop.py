@@ -53,6 +53,7 @@ OPERATORS = {
     "Squeeze": lambda operator, x: np.squeeze(x, axis=tuple(_arguments(operator)["dims"].ints)),
     "ExpandDims": lambda operator, x: np.expand_dims(x, axis=list(_arguments(operator)["dims"].ints)[0]),
     "StopGradient": lambda operator, x: x,
+    "Sqr": lambda operator, x: x * x,
     "Sum": lambda operator, *xs: sum(xs[1:], xs[0]),
     "Tanh": lambda operator, x: np.tanh(x),
 }

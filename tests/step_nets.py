@@ -284,6 +284,16 @@ def scaled_in_place_before_sum():
     return make.done()
 
 
+def squared_before_sum():
+    """The gradient of Sqr changes the blob that also stands for the gradient of another addend."""
+    make = Maker()
+    x, h = make.sequence(), make.state()
+    a = make.cell.Tanh(x, "a")
+    squared = make.cell.Sqr(make.cell.Tanh(h, "bounded"), "squared")
+    make.link(h, make.cell.Sum([a, squared], "h_t"))
+    return make.done()
+
+
 def state_summed_into_another():
     """b_t = a_t + b: a_t's gradient from outside was replaced by b_t's instead of added to it."""
     make = Maker()
@@ -399,6 +409,7 @@ MENDED = [
     reference_summed_with_state,
     references_added_last,
     scaled_in_place_before_sum,
+    squared_before_sum,
     state_summed_into_another,
     two_states_read_by_one_operator,
     value_read_before_it_is_added_to,
