@@ -12,7 +12,7 @@ import re
 import zlib
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from caffe2.proto import caffe2_pb2
 
@@ -32,6 +32,8 @@ from caffe2_recurrent.wiring import STEP_NETS, Alias, Link, alias_arguments, lin
 INITIAL = "initial_recurrent_state_ids"
 # What ends an argument that says how the gradient operator calls a blob.
 RENAMED = ".rename"
+# Of links; without them each shows one slice.
+WINDOWS = ("link_window", "backward_link_window")
 # What ends the name of a step net that has been changed.
 CONTENT = re.compile("_[0-9a-f]{8}$")
 BACKWARD = ("backward_step_net", POSITIONS, PYTHON_POSITIONS, SEQUENCE_GRADIENTS)
@@ -89,6 +91,11 @@ class Gradient:
     links: List[Link]
     backward_links: List[Link]
 
+    @property
+    def of_parameters(self) -> Set[str]:
+        """The blobs that the engine adds up; in the step it calls them otherwise, and links to them lead nowhere."""
+        return {parameter.inner_gradient for parameter in self.parameters}
+
     def let_be_like(self, blob: str) -> None:
         """Let the sequence's gradient get the shape of another blob."""
         # By the name of that blob the engine finds the gradient's.
@@ -110,7 +117,8 @@ class Loop:
     continue from the gradient just as the loop leaves it. `laying_out` are those that an earlier rewriting put there to
     lay out weights for oneDNN. `busy` are the outer blobs that other operators in front of the gradient operator read
     or write. `buffers` are states that no step reads: they hold a blob of all steps, for operators after the loop.
-    `of_shape` are outer blobs for which only the shape of a sequence counts.
+    `of_shape` are outer blobs for which only the shape of a sequence counts. `shared` are the blobs that steps share,
+    `shared_before` those that they shared before anything was rewritten.
     """
 
     name: str
@@ -138,6 +146,7 @@ class Loop:
     busy: Set[str] = field(default_factory=set)
     buffers: Set[str] = field(default_factory=set)
     of_shape: Set[str] = field(default_factory=set)
+    shared_before: Tuple[str, ...] = ()
 
     @property
     def steps(self) -> List[List[caffe2_pb2.OperatorDef]]:
@@ -262,6 +271,7 @@ class Loop:
     def around_forward(self) -> List[caffe2_pb2.OperatorDef]:
         """The operators that take the place of the forward operator."""
         changed = copied(self.forward)
+        remove_arguments(changed, WINDOWS)
         changed.input[:] = self.inputs
         changed.output[:] = self.outputs
         position = {blob: index for index, blob in reversed(list(enumerate(self.inputs)))}
@@ -288,6 +298,7 @@ class Loop:
         gradient = self.gradient
         assert gradient is not None
         changed = copied(gradient.operator)
+        remove_arguments(changed, WINDOWS)
         # The engine finds inputs by position up to the outputs of the forward operator, and of these only the last.
         seen = [blob for blob in self.outputs if blob not in gradient.others]
         changed.input[:] = [*gradient.incoming, gradient.like, *self.inputs[1:], *seen]
@@ -429,6 +440,7 @@ def _read(operator: caffe2_pb2.OperatorDef, gradient_operator: Optional[caffe2_p
         aliases=aliases,
         timestep=string(forward, "timestep", DEFAULT_TIMESTEP),
         shared=strings(forward, "recompute_blobs_on_backward"),
+        shared_before=tuple(strings(forward, "recompute_blobs_on_backward")),
         gradient=None if gradient_operator is None else _read_gradient(operator, gradient_operator),
         names=names,
     )

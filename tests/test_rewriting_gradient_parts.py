@@ -218,6 +218,22 @@ def test_refuses_what_writes_over_the_gradient_that_it_reads():
     assert why(RULE, changed, SHAPES) == ["it writes over 'total_grad'"]
 
 
+def passed_through(make, x, h):
+    """Sum gives one gradient to the product and to what is added to it in each step."""
+    parts = [make.fc(h, "u"), make.reference("p", 1, N, D)]
+    return make.cell.Tanh(make.cell.Mul([make.cell.Sum(parts, "total"), x], "gated"), "h_t")
+
+
+@WITH
+def test_a_gradient_that_is_a_parameters_too_stays(rules):
+    """The engine calls it otherwise in the step, so that a link to it leads nowhere."""
+    expected = Net(passed_through).values()
+    net = Net(passed_through)
+    report = optimize(net.net, rules, even_if_slower=True)
+    assert "'total_grad' is the gradient of a parameter too" in reasons_in(report, RULE)
+    support.assert_same(net.values(), expected)
+
+
 def test_refuses_what_something_else_needs():
     changed = loop()
     changed.gradient.operators.append(made("Tanh", ["p_grad"], ["more"]))

@@ -69,7 +69,9 @@ def test_a_recomputed_operator_is_not_run_again():
     assert "Sigmoid" in step_types(net, "backward_step_net")
     optimize(net, rules=[RULE])
     assert "Sigmoid" not in step_types(net, "backward_step_net")
-    assert [blob.decode() for blob in argument(loop_operator(net), "recompute_blobs_on_backward").strings] == ["xh"]
+    assert [blob.decode() for blob in argument(loop_operator(net), "recompute_blobs_on_backward").strings] == [
+        "xh_shared"
+    ]
 
 
 def test_chains_move_operator_by_operator():

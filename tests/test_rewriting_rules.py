@@ -10,7 +10,7 @@ import comparing
 import rewriting_support as support
 import step_nets
 from caffe2_recurrent import GRU, LSTM, optimize, recurrent_net
-from caffe2_recurrent.loop import read_loops
+from caffe2_recurrent.loop import Parameter, read_loops
 from caffe2_recurrent.rewriting import over_steps
 from caffe2_recurrent.rewriting.lstm_forms import ByTanh
 from caffe2_recurrent.rewriting.rules import RULES, executor_threads, lstm_unit
@@ -541,6 +541,19 @@ def test_zero_gradients_refuses():
         del loop.gradient.operators[-2]
     loop.gradient.operators.append(made("Tanh", [addend], ["again"]))
     assert why("zero_gradients", loop) == ["'{}' is read or linked elsewhere too".format(addend)]
+
+
+def test_zero_gradients_refuses_gradients_of_parameters():
+    """The engine calls them otherwise in the step, and adds them up."""
+    loop, zero = zero_loop()
+    addend = loop.gradient.operators[-1].input[1]
+    loop.gradient.parameters.append(Parameter("layer/other", addend, "layer/other_grad"))
+    assert why("zero_gradients", loop) == ["'{}' is read or linked elsewhere too".format(addend)]
+    loop, zero = zero_loop()
+    loop.gradient.operators[-1].output[0] = "total"
+    loop.gradient.backward_links[:] = [link for link in loop.gradient.backward_links if link.inner != zero]
+    loop.gradient.parameters.append(Parameter("layer/other", zero, "layer/other_grad"))
+    assert why("zero_gradients", loop) == ["'{}' is the gradient of a parameter too".format(zero)]
 
 
 def between(*operators):

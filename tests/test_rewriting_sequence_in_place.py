@@ -93,11 +93,12 @@ def test_what_is_made_again_until_it_has_a_place():
     optimize(model, [RULE], even_if_slower=True)
     loop = loop_of(model.net)
     product, total, unit = loop.operators
-    assert list(total.input) == ["layer/gates_t", "layer/input_t"]
-    assert unit.input[2] == total.output[0] == "layer/gates_t"
+    gates = "layer/gates_t_shared"
+    assert list(total.input) == [gates, "layer/input_t"]
+    assert unit.input[2] == total.output[0] == gates
     assert loop.gradient.operators[:2] == [product, total]
-    assert loop.gradient.operators[2].input[2] == "layer/gates_t"
-    assert loop.shared == ["layer/gates_t"]
+    assert loop.gradient.operators[2].input[2] == gates
+    assert loop.shared == [gates]
 
 
 def test_nothing_is_made_again_in_the_end():
@@ -105,7 +106,7 @@ def test_nothing_is_made_again_in_the_end():
     optimize(model, [RULE, "gradient_buffer"], even_if_slower=True)
     loop = loop_of(model.net)
     assert [operator.type for operator in loop.gradient.operators][0] == "LSTMUnitGradient"
-    assert loop.shared == [] and loop.link("layer/gates_t").outer == loop.gradient.sequence
+    assert loop.shared == [] and loop.link("layer/gates_t_kept").outer == loop.gradient.sequence
 
 
 # What it refuses.

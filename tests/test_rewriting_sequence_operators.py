@@ -145,7 +145,7 @@ def test_a_blob_that_is_computed_again_is_kept_outside():
     optimize(net, rules=[RULE], even_if_slower=True)
     assert step_types(net, "backward_step_net").count("FC") == 1
     shared = argument(loop_operator(net), "recompute_blobs_on_backward").strings
-    assert sorted(blob.decode() for blob in shared) == ["total", "u"]
+    assert sorted(blob.decode() for blob in shared) == ["total_shared", "u_shared"]
     assert_right(step_net)
 
 

@@ -88,4 +88,4 @@ def test_what_the_executor_would_not_hold_back_is_not_shared():
     make.cell.Tanh(w, "from_outside")
     make.cell.Scale(make.cell.Tanh(x, "inside"), "unread", scale=2.0)
     make.link(h, make.cell.Mul([x, h], "h_t"))
-    assert shared(make.done()) == ["inside", "unread"]
+    assert shared(make.done()) == ["inside_shared", "unread_shared"]

@@ -55,6 +55,8 @@ def of_gradient(loop: Loop, inner: str, before: int) -> Union[OverSteps, str]:
     assert gradient is not None
     if any(inner in operator.output for operator in gradient.operators[before + 1 :]):
         return "'{}' is changed after it has been read".format(inner)
+    if inner in gradient.of_parameters:
+        return "'{}' is the gradient of a parameter too".format(inner)
     links = [link for link in gradient.backward_links if link.inner == inner]
     if links:
         (link,) = links[:1]

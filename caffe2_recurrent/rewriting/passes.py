@@ -6,7 +6,7 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR
 from caffe2_recurrent.loop import Loop, read_loops
-from caffe2_recurrent.rewriting import trial
+from caffe2_recurrent.rewriting import shared_names, trial
 from caffe2_recurrent.rewriting.report import Refusal, Report, Rewrite
 from caffe2_recurrent.rewriting.rows import with_rows
 from caffe2_recurrent.rewriting.rule import Rule
@@ -37,6 +37,7 @@ def rewritten(
                 rewrites += made
                 refusals += left
         if len(rewrites) > before:
+            shared_names.set_apart(loop)
             changed[position] = loop
     differentiated = {loop.outputs[-1]: loop for loop in changed.values() if loop.gradient is not None}
     around = {

@@ -77,7 +77,7 @@ def _needed(loop: Loop, operators: Operators, others: Operators) -> Set[str]:
     needed = {link.inner for link in loop.all_links}.union(loop.net.external_output)
     if loop.gradient is not None:
         needed.update(loop.gradient.net.external_output)
-        needed.update(parameter.inner_gradient for parameter in loop.gradient.parameters)
+        needed |= loop.gradient.of_parameters
     written: Set[str] = set()
     for other in others:
         needed.update(blob for blob in other.input if blob not in written)

@@ -49,7 +49,7 @@ class SequenceGradient(Rule):
         if same != [link]:
             return "'{}' is linked more than once".format(link.inner)
         needed = {other.inner for other in gradient.backward_links if other != link}
-        needed.update(parameter.inner_gradient for parameter in gradient.parameters)
+        needed |= gradient.of_parameters
         if gradient_memory.is_taken(loop):
             return gradient_memory.TAKEN
         for position in {*made.products, made.last}:

@@ -37,6 +37,8 @@ class ZeroGradients(Rule):
             return "'{}' is read elsewhere too".format(zero)
         if zero != total and any(link.inner == zero for link in loop.gradient.backward_links):
             return "'{}' is linked to an outer blob".format(zero)
+        if zero != total and zero in loop.gradient.of_parameters:
+            return "'{}' is the gradient of a parameter too".format(zero)
         others = [blob for blob in operators[adding].input if blob != zero]
         if not others:
             return "it adds nothing else"
@@ -82,7 +84,7 @@ def _writer_of_total(loop: Loop, addend: str, total: str, adding: int) -> Option
     if addend == total:
         return writing
     linked = any(link.inner == addend for link in loop.gradient.backward_links)
-    if writing is None or linked or addend in operators[writing].input:
+    if writing is None or linked or addend in loop.gradient.of_parameters or addend in operators[writing].input:
         return None
     if dataflow.readers(operators, addend, writing) != [adding]:
         return None

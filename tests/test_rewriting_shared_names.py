@@ -1,0 +1,122 @@
+"""`shared_names`: nets of one loop that share other blobs among its steps run in one workspace, in any order."""
+
+import itertools
+
+import numpy as np
+import pytest
+from caffe2.python import core, workspace
+from caffe2.python.model_helper import ModelHelper
+
+import caffe2_recurrent
+import rewriting_support as support
+from caffe2_recurrent import GRU, LSTM, MILSTM, optimize, recurrent_net
+from test_rewriting_onednn import feed_parameters
+from test_rewriting_rules import loop_of
+
+LAYERS = {"lstm": (LSTM, ("h0", "c0")), "milstm": (MILSTM, ("h0", "c0")), "gru": (GRU, ("h0",))}
+
+
+def built(name, **options):
+    builder, initial = LAYERS[name]
+    model = ModelHelper("layer")
+    outputs = builder(model, "x", None, initial, support.DIM_IN, support.D, "layer", **options)
+    found = model.net.AddGradientOperators({outputs[0]: model.net.AddExternalInput("dh")})
+    return model, [str(outputs[0]), *(str(found[blob]) for blob in model.params)]
+
+
+def prepare(model):
+    workspace.ResetWorkspace()
+    support.feed()
+    workspace.RunNetOnce(model.param_init_net)
+    feed_parameters(model, 5)
+
+
+def ways(name, memory_optimization):
+    """The same layer as built and optimised: for its size, for a small one, and by some rules."""
+    shapes = {"x": (support.T, support.N, support.DIM_IN)}
+    choices = [
+        lambda model: None,
+        lambda model: optimize(model, even_if_slower=True, shapes=shapes),
+        lambda model: optimize(model, shapes=shapes, trials=False),
+        lambda model: optimize(model, ["parameter_gradients", "unread_blobs"], even_if_slower=True, shapes=shapes),
+    ]
+    for change in choices:
+        model, blobs = built(name, memory_optimization=memory_optimization)
+        change(model)
+        yield model, blobs
+
+
+@pytest.mark.parametrize("memory_optimization", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_nets_run_after_each_other(name, memory_optimization):
+    nets = list(ways(name, memory_optimization))
+    prepare(nets[0][0])
+    expected = support.run(*nets[0])
+    for first, second in itertools.permutations(nets, 2):
+        prepare(nets[0][0])
+        support.run(*first)
+        support.assert_same(support.run(*second), expected)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_an_installed_package_optimises_for_each_size(name):
+    model, blobs = built(name)
+    # A state of 256 sequences is worth rewriting.
+    sizes = [(4, 256), (4, 1), (4, 256), (2, 3)]
+
+    def values(size):
+        support.feed(*size)
+        return support.run(model, blobs)
+
+    prepare(model)
+    expected = [values(size) for size in sizes]
+    prepare(model)
+    with caffe2_recurrent.install(optimize=True, trials=False):
+        for size, values_there in zip(sizes, expected):
+            support.assert_same(values(size), values_there)
+
+
+def two_tanhs(**options):
+    """y = tanh(h x), h = tanh(y); y is kept, or computed again."""
+    net, step = core.Net("net"), core.Net("two_tanhs")
+    x, h = step.AddExternalInputs("x_t", "h_prev")
+    y = step.Tanh(step.Mul([x, h], "xh"), "y")
+    outputs = recurrent_net(net, step, [(x, "X")], [(h, "H")], {h: step.Tanh(y, "h_t")}, scope="loop", **options)
+    net.AddGradientOperators([outputs[0]])
+    return net
+
+
+def test_names_say_what_is_shared():
+    net = two_tanhs(recompute_blobs_on_backward=["xh", "y"])
+    optimize(net, ["forward_links"], even_if_slower=True)
+    loop = loop_of(net)
+    assert loop.shared == ["xh_shared", "y_shared"]
+    assert [list(operator.output) for operator in loop.operators] == [["xh_shared"], ["y_shared"], ["h_t"]]
+    assert [list(operator.output) for operator in loop.gradient.operators][:2] == [["xh_shared"], ["y_shared"]]
+    before = net.Proto().SerializeToString()
+    assert optimize(net, ["forward_links"], even_if_slower=True).total == 0
+    assert net.Proto().SerializeToString() == before
+
+
+def test_nothing_is_renamed_where_nothing_is_rewritten():
+    net = two_tanhs(recompute_blobs_on_backward=["xh", "y"])
+    before = net.Proto().SerializeToString()
+    assert optimize(net, ["lstm_unit"]).total == 0
+    assert net.Proto().SerializeToString() == before
+
+
+def test_a_name_that_is_taken():
+    net = two_tanhs(recompute_blobs_on_backward=["xh", "y"])
+    net.AddExternalInput("y_shared")
+    net.Copy("y_shared", "copied")
+    optimize(net, ["forward_links"], even_if_slower=True)
+    assert loop_of(net).shared == ["xh_shared", "y_shared_1"]
+
+
+def test_what_was_shared_and_is_kept():
+    """The gates, where the gradient of the sequence will be."""
+    model, _ = support.lstm(memory_optimization=True)
+    optimize(model, ["sequence_in_place", "gradient_buffer"], even_if_slower=True)
+    loop = loop_of(model.net)
+    assert loop.shared == [] and loop.link("layer/gates_t_kept").outer == loop.gradient.sequence
+    assert not np.any([blob == "layer/gates_t" for operators in loop.steps for op in operators for blob in op.output])
