@@ -8,9 +8,11 @@ from caffe2.python import core
 from caffe2.python.model_helper import ModelHelper
 
 from caffe2_recurrent.cudnn import OPERATOR as CUDNN_OPERATOR
-from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR, POSITIONS
+from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR, POSITIONS, PYTHON_POSITIONS
 from caffe2_recurrent.operators import gradient_name
 from caffe2_recurrent.problems import Problems, given, names
+
+BACKWARD_STEP = "backward_step_net"
 
 
 def check_gradients(net: Union[ModelHelper, core.Net], gradients: Optional[Mapping[Any, Any]] = None) -> None:
@@ -67,6 +69,9 @@ def _check_dropped(
     gradients: Dict[str, Any],
     problems: Problems,
 ) -> None:
+    if _argument(operator, PYTHON_POSITIONS) is not None and _argument(operator, BACKWARD_STEP) is None:
+        # Nothing in the step has a gradient.
+        return
     listed = _argument(backward, POSITIONS) if backward is not None else None
     positions: List[int] = list(listed.ints) if listed is not None else []
     for position, output in enumerate(operator.output[:-1]):
@@ -111,7 +116,7 @@ def _check_misplaced(backward: caffe2_pb2.OperatorDef, problems: Problems) -> No
 
 
 def _check_shared_names(net: core.Net, backward: caffe2_pb2.OperatorDef, problems: Problems) -> None:
-    step = _argument(backward, "backward_step_net")
+    step = _argument(backward, BACKWARD_STEP)
     parameters = _argument(backward, "param_grads")
     # The engine renames the gradients of parameters within the step.
     engines = {name.decode() for name in parameters.strings} if parameters is not None else set()

@@ -10,7 +10,7 @@ from caffe2.python import core, recurrent, workspace
 import comparing
 import rewriting_support as support
 import step_nets
-from caffe2_recurrent import recurrent_net
+from caffe2_recurrent import check_gradients, recurrent_net
 
 ALL = step_nets.AS_CAFFE2 + step_nets.MENDED
 
@@ -223,7 +223,10 @@ def test_a_step_without_any_gradient_stops_the_gradient():
     make.link(h, make.cell.Tanh(make.cell.StopGradient(make.cell.Mul([x, h], "xh"), "stopped"), "h_t"))
     net, outputs = comparing.build(recurrent_net, make.done())
     assert "backward_step_net" not in {argument.name for argument in net.Proto().op[0].arg}
-    assert "X" not in net.AddGradientOperators([outputs[0]])
+    gradients = net.AddGradientOperators([outputs[0]])
+    assert "X" not in gradients
+    # Nothing has been dropped that would go anywhere.
+    check_gradients(net, gradients)
 
 
 @pytest.mark.parametrize("executor", [True, False], ids=["executor", "plain"])
