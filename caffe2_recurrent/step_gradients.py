@@ -1,11 +1,16 @@
 """Caffe2's gradient pass over the operators of a step, made safe for gradients that pass through unchanged.
 
 Where such a gradient needs a blob of its own (passed_through.py), a `Copy` gives it one at the moment it is right; what
-has no gradient is collected instead of ending the pass. A part of a Split of which nothing is made has a gradient of
-zeros: Caffe2 leaves it out, so that the other parts alone are the gradient of the whole, which is shorter then and read
-past its end. And a gradient that an operator's gradient changes in its place, as Sqr's does, is changed in a blob of
-its own, as it may have been passed through to somebody else as well. Sources: GetSplitGradient in
-caffe2/operators/concat_split_op.cc, GetSqrGradient in caffe2/operators/sqr_op.cc.
+has no gradient is collected instead of ending the pass. Beside that:
+
+- An output of a Split or LSTMUnit of which nothing is made has a gradient of zeros. Caffe2 leaves out that of a part,
+  so that the other parts alone are the gradient of the whole, which is shorter then and read past its end; an LSTMUnit
+  has none at all there.
+- A gradient that an operator's gradient changes in its place, as Sqr's does, is changed in a blob of its own, as it
+  may have been passed through to somebody else as well.
+
+Sources: GetSplitGradient in caffe2/operators/concat_split_op.cc, GetLSTMUnitGradient in
+caffe2/operators/lstm_unit_op.cc, GetSqrGradient in caffe2/operators/sqr_op.cc.
 """
 
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
@@ -17,7 +22,8 @@ from caffe2_recurrent.operators import copy_operator, gradient_name, operator_be
 from caffe2_recurrent.passed_through import PassedThrough
 from caffe2_recurrent.problems import Problems, names
 
-SPLIT = "Split"
+# Their gradients are made of those of all outputs.
+OF_ALL_OUTPUTS = frozenset(["LSTMUnit", "Split"])
 
 
 class StepGradients(NamedTuple):
@@ -147,11 +153,11 @@ def _keep(arrived: Sequence[Any], operators: Sequence[caffe2_pb2.OperatorDef], r
 
 
 def _with_zeros(operator: caffe2_pb2.OperatorDef, gradients: Dict[str, Any]) -> Dict[str, Any]:
-    """The gradients with one for each part of a Split, if there is one for any."""
-    without = [part for part in operator.output if gradients.get(part) is None]
-    if operator.type != SPLIT or len(without) == len(operator.output):
+    """The gradients with one for each output of a Split or LSTMUnit, if there is one for any."""
+    without = [output for output in operator.output if gradients.get(output) is None]
+    if operator.type not in OF_ALL_OUTPUTS or len(without) == len(operator.output):
         return gradients
-    return {**gradients, **{part: _zeros_of(part) for part in without}}
+    return {**gradients, **{output: _zeros_of(output) for output in without}}
 
 
 def _zeros_of(blob: str) -> str:

@@ -202,6 +202,24 @@ def test_parts_of_which_nothing_is_made_have_gradients_of_zeros(used, rewrite, r
     comparing.assert_outputs_and_gradients(step_net, *found)
 
 
+@pytest.mark.parametrize("rewrite", [None, support.Optimised()], ids=["as built", "optimised"])
+@pytest.mark.parametrize("lengths", [False, True], ids=["all steps", "lengths"])
+@pytest.mark.parametrize("used", [0, 1], ids=["hidden", "cell"])
+def test_a_state_of_a_unit_of_which_nothing_is_made_has_a_gradient_of_zeros(used, lengths, rewrite):
+    make = step_nets.Maker()
+    timestep = make.cell.AddExternalInput("timestep")
+    x, h = make.sequence(size=4 * step_nets.D), make.state()
+    inputs = [h, make.cell.Tanh(h, "c"), x]
+    if lengths:
+        inputs.append(make.cell.AddExternalInput("lengths"))
+        make.outer["lengths"] = np.array([step_nets.T, 1], dtype=np.int32)
+    outputs = make.cell.LSTMUnit([*inputs, timestep], ["hidden_t", "cell_t"], sequence_lengths=lengths)
+    make.link(h, outputs[used])
+    step_net = make.done(timestep)
+    found = comparing.run(recurrent_net, step_net, rewrite=rewrite)
+    comparing.assert_outputs_and_gradients(step_net, *found)
+
+
 def test_caffe2_leaves_such_gradients_out():
     """What it joins is no wider than the part that is used, and the gradient of the sequence has three parts."""
     for builder, parts in ((recurrent.recurrent_net, 1), (recurrent_net, 3)):
