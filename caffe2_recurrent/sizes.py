@@ -20,7 +20,7 @@ Shape = Tuple[int, ...]
 TURNING = "ReversePackedSegs"
 # What they make is shaped like their first input, of which not every Caffe2 says something.
 LIKE_THE_FIRST = frozenset([TURNING, "SequenceMask", "SigmoidGradient", "SoftmaxGradient", "TanhGradient"])
-# A size that no blob has: prime, so that none comes of it either.
+# In place of one: a prime, so that it is not taken for another size, or for a product of some.
 SEVERAL = 1009
 
 

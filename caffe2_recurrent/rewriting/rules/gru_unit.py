@@ -108,11 +108,11 @@ class GRUUnits(Rule):
 
     def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
         operator = loop.operators[site.where]
+        lengths = _unit(operator).lengths
+        if lengths is not None:
+            cut_if_possible(loop, lengths, sizes)
+        # Now, as the gates may be the slice itself, which has another name if it has been cut.
         unit = _unit(operator)
-        if unit.lengths is not None:
-            cut_if_possible(loop, unit.lengths, sizes)
-            # The gates may be the slice itself, which has another name if it has been cut.
-            unit = _unit(operator)
         past = _past(loop, operator, unit)
         elements = _elements(loop, sizes, site.where)
         joining = _joining(loop, sizes, site.where)

@@ -75,13 +75,13 @@ class LSTMUnits(Rule):
 
     def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
         operator = loop.operators[site.where]
+        lengths = read_unit(operator).lengths
+        if lengths is not None:
+            cut_if_possible(loop, lengths, sizes)
+        # Now, as the gates may be the slice itself, which has another name if it has been cut.
         unit = read_unit(operator)
         size = sizes.state_size(loop, unit.cell_prev)
         assert size is not None
-        if unit.lengths is not None:
-            cut_if_possible(loop, unit.lengths, sizes)
-            # The gates may be the slice itself, which has another name if it has been cut.
-            unit = read_unit(operator)
         mask = None if unit.lengths is None else step_mask(loop, unit.lengths)
         drop = bool(integer(operator, "drop_states", 0))
         backward = gradient_position(loop, unit)
