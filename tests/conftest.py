@@ -31,6 +31,8 @@ def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def fresh_workspace() -> Iterator[None]:
     """Give each test an empty workspace, and leave none of its blobs behind."""
+    # The examples, of which tests run some in this process, take the RNN executor off for the whole of it.
+    workspace.GlobalInit(["tests", "--caffe2_rnn_executor=1"])
     workspace.ResetWorkspace()
     yield
     workspace.ResetWorkspace()

@@ -25,12 +25,19 @@ import char_lstm  # noqa: E402
 import char_network  # noqa: E402
 import char_training  # noqa: E402
 import example_checkpoint  # noqa: E402
+import example_engine  # noqa: E402
 import example_interruption  # noqa: E402
 import example_pictures  # noqa: E402
 from example_errors import CheckpointError, CorpusError, TrainingError, WriteError  # noqa: E402
 
 SMALL = ["--hidden", "12", "--steps", "10", "--batch", "4", "--lr", "0.02", "--sample-length", "40"]
 BATCHES_PER_EPOCH = 67  # of the text below, with these sizes
+
+
+@pytest.fixture(autouse=True)
+def engine(fresh_workspace: None) -> None:
+    """As the program starts it."""
+    example_engine.initialise_engine()
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +157,17 @@ def test_evaluating_in_pieces_is_evaluating_in_one_run(
     network: char_network.CharacterNetwork, ids: np.ndarray, steps: int
 ) -> None:
     assert network.evaluate(ids, steps) == pytest.approx(network.evaluate(ids, len(ids)), rel=1e-6)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="counts threads where Linux lists them")
+@pytest.mark.parametrize("executor", [False, True], ids=["as the program", "with executor"])
+def test_the_engine_is_started_without_the_rnn_executor(ids: np.ndarray, executor: bool) -> None:
+    if executor:
+        workspace.GlobalInit(["caffe2", "--caffe2_rnn_executor=1"])
+    before = len(os.listdir("/proc/self/task"))
+    network = char_network.CharacterNetwork(char_network.Shape(5, 6), 1e-30, 10, seed=4)
+    network.evaluate(ids)
+    assert (len(os.listdir("/proc/self/task")) > before) == executor
 
 
 def test_training_carries_the_states_over(network: char_network.CharacterNetwork, ids: np.ndarray) -> None:

@@ -27,6 +27,7 @@ from example_support import Program, StopAfter  # noqa: E402, I001
 import alignment_picture  # noqa: E402
 import cells  # noqa: E402
 import example_checkpoint  # noqa: E402
+import example_engine  # noqa: E402
 import letter_alignment  # noqa: E402
 import pronunciation_errors  # noqa: E402
 import spelling_batches  # noqa: E402
@@ -56,6 +57,12 @@ def sounds_of(word: str) -> str:
     return " ".join(sounds.get(part, part.upper() + "1") for part in parts)
 
 
+@pytest.fixture(autouse=True)
+def engine(fresh_workspace: None) -> None:
+    """As the program starts it."""
+    example_engine.initialise_engine()
+
+
 @pytest.fixture(scope="module")
 def text() -> str:
     """300 words of a language with simple rules."""
@@ -74,6 +81,15 @@ def dictionary_file(tmp_path: Path, text: str) -> Path:
 def train(dictionary: Path, output: Path, *more: str) -> int:
     return spelling_to_sound.main(["--dictionary", str(dictionary), "--output", str(output), *SMALL, *more])
 
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For runs that nobody looks at: drawing takes longer than they do."""
+    monkeypatch.setattr(spelling_curve, "draw", lambda *_: b"a curve")
+    monkeypatch.setattr(alignment_picture, "draw", lambda *_: b"alignments")
+
+
+WITHOUT_PICTURES = pytest.mark.usefixtures("no_pictures")
 
 program = Program(spelling_to_sound)
 error_of, contents, start = program.error_of, program.contents, program.start
@@ -612,6 +628,7 @@ def test_words_to_show_are_held_out_and_from_all_over_the_alphabet(toy: spelling
     assert spelling_to_sound.words_to_show(middling, None) == ["abcabcab"]
 
 
+@WITHOUT_PICTURES
 def test_a_seed_makes_a_run_repeatable(dictionary_file: Path, tmp_path: Path) -> None:
     runs = {}
     for name, seed in (("a", "7"), ("b", "7"), ("c", "8")):
@@ -641,6 +658,7 @@ def test_resuming_after_an_epoch_is_not_stopping_at_all(
     assert contents(tmp_path / "whole" / "checkpoint.minidb") == contents(checkpoint)
 
 
+@WITHOUT_PICTURES
 def test_resuming_what_is_done_only_says_and_writes(
     dictionary_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -662,6 +680,7 @@ def run_of(dictionary: spelling_dictionary.Dictionary, output: Path) -> spelling
     return spelling_training.SpellingRun(settings, dictionary, str(output))
 
 
+@WITHOUT_PICTURES
 @pytest.mark.parametrize("batches", [0, 3, 6, 8])
 def test_stopping_between_any_two_batches_changes_nothing(
     toy: spelling_dictionary.Dictionary, tmp_path: Path, batches: int
@@ -683,6 +702,7 @@ def test_the_bar_counts_words(toy: spelling_dictionary.Dictionary, tmp_path: Pat
     assert [run.items(batches) for batches in (0, 1, run.batches_per_epoch)] == [0, 50, len(toy.training)]
 
 
+@WITHOUT_PICTURES
 @pytest.mark.skipif(os.name == "nt", reason="sends a POSIX signal")
 def test_ctrl_c_saves_and_says_where(dictionary_file: Path, tmp_path: Path) -> None:
     parts = tmp_path / "parts"
@@ -822,7 +842,7 @@ def test_a_run_that_diverges(toy: spelling_dictionary.Dictionary, tmp_path: Path
 
 
 @pytest.fixture
-def trained(dictionary_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+def trained(dictionary_file: Path, tmp_path: Path, no_pictures: None, capsys: pytest.CaptureFixture[str]) -> Path:
     assert train(dictionary_file, tmp_path, "--epochs", "1") == 0
     capsys.readouterr()
     return tmp_path / "checkpoint.minidb"
