@@ -243,7 +243,7 @@ def test_the_document_has_times_ratios_and_targets():
 def test_a_row_that_optimize_made_slower_is_named():
     slow = record({OURS: {"": [0.1, 0.1]}, OPTIMISED: {"": [0.11, 0.12]}}, cell="GRU")
     text = reporting.document(results_of([slow]))
-    assert "- GRU 50,32,128,256, training, 1 thread: 1.10 of the time" in text
+    assert "- GRU 50,32,128,256, training, 1 thread: 1.100 and 1.150 of the time" in text
 
 
 def test_without_optimize_the_document_says_so():
