@@ -12,12 +12,7 @@ except ImportError:
     if not _doctor_is_starting():
         raise
 else:
-    from caffe2_recurrent.attention import (
-        AttentionType,
-        LSTMWithAttention,
-        apply_recurrent_attention,
-        apply_regular_attention,
-    )
+    from caffe2_recurrent.attention import AttentionType, apply_recurrent_attention, apply_regular_attention
     from caffe2_recurrent.control_ops import get_external_blob_names
     from caffe2_recurrent.cudnn import cudnn_LSTM
     from caffe2_recurrent.debugging.step_times import step_times
@@ -28,6 +23,7 @@ else:
     from caffe2_recurrent.gradient_check import check_gradients
     from caffe2_recurrent.gru import GRU
     from caffe2_recurrent.lstm import LSTM, MILSTM
+    from caffe2_recurrent.lstm_with_attention import LSTMWithAttention
     from caffe2_recurrent.numerical_check import gradcheck
     from caffe2_recurrent.recurrent import recurrent_net
     from caffe2_recurrent.rewriting import optimize

@@ -68,26 +68,29 @@ def _check_not_outside(
         )
 
 
-def rename_parts_of_sums(
+def rename_gradients(
     operators: Iterable[caffe2_pb2.OperatorDef], step_net: StepNet, read_outside: Callable[[str], bool]
-) -> None:
-    """Give the gradients of references that the step adds up other names than Caffe2 gives them outside.
+) -> Dict[str, str]:
+    """Give gradients of references other names than Caffe2 gives them outside; returns the new names.
 
         _w_grad_autosplit_0    =>    _w_grad_autosplit_0_in_step
+        x_grad                 =>    x_grad_in_step
 
-    Only for references of which `read_outside` says that the net may add up gradients too.
+    The former are parts that the step adds up, of references of which `read_outside` says that the net may add up
+    gradients too. The latter is that of a reference which is a sequence as well: the engine looks for the gradient of
+    a sequence by that name.
     """
     references = {gradient_name(reference): reference for reference in step_net.references}
+    sequences = frozenset(map(gradient_name, step_net.outer_sequences)).intersection(references)
     renamed: Dict[str, str] = {}
     for operator in operators:
         for output in operator.output:
             part = PART_OF_SUM.match(output)
             reference = references.get(part.group(1)) if part else None
-            if reference is not None and read_outside(reference):
+            if output in sequences or (reference is not None and read_outside(reference)):
                 renamed[output] = output + "_in_step"
-    if not renamed:
-        return
-    for operator in operators:
+    for operator in operators if renamed else ():
         for blobs in (operator.input, operator.output):
             if not renamed.keys().isdisjoint(blobs):
                 blobs[:] = [renamed.get(blob, blob) for blob in blobs]
+    return renamed

@@ -57,10 +57,19 @@ def is_integer(value: Any) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
+def is_iterable(value: Any) -> bool:
+    """Whether it can be gone through; an array without dimensions only says so."""
+    try:
+        iter(value)
+    except TypeError:
+        return False
+    return True
+
+
 def read_blobs(role: str, value: Any, problems: Problems, wanted: str = "a blob or a list of blobs") -> List[str]:
     """The names in a list of blobs, or of one blob; notes what is neither."""
     listed = [value] if is_blob(value) else value
-    if isinstance(listed, bytes) or not isinstance(listed, collections.abc.Iterable):
+    if isinstance(listed, bytes) or not is_iterable(listed):
         problems.add("{} must be {}; got {}", role, wanted, given(value))
         return []
     blobs = list(listed)
@@ -79,7 +88,7 @@ def read_outputs_with_grads(value: Any, problems: Problems) -> Optional[Tuple[in
     """The positions in `outputs_with_grads`, or None for 'auto'."""
     if isinstance(value, str) and value == AUTO:
         return None
-    if isinstance(value, (str, bytes)) or not isinstance(value, collections.abc.Iterable):
+    if isinstance(value, (str, bytes)) or not is_iterable(value):
         problems.add("outputs_with_grads takes positions of outputs, like (0, 2), or 'auto'; got {}", given(value))
         return ()
     positions = list(value)
@@ -185,7 +194,7 @@ class _Reader:
         return read_flag(role, value, self.problems)
 
     def _is_list(self, role: str, value: Any, of: str) -> bool:
-        if isinstance(value, collections.abc.Iterable) and not is_blob(value) and not isinstance(value, (bytes, dict)):
+        if is_iterable(value) and not is_blob(value) and not isinstance(value, (bytes, dict)):
             return True
         self.problems.add("{} must be a list of {}; got {}", role, of, given(value))
         return False

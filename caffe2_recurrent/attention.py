@@ -1,14 +1,14 @@
-"""Attention over the outputs of an encoder, and an LSTM decoder that uses it.
+"""Attention of one step over the outputs of an encoder.
 
     energy(j) = v . tanh(W_e s_j + b_e + W_d h_t + b_d)                         Regular, arXiv 1409.0473
     energy(j) = v . tanh(W_e s_j + b_e + W_d h_t + b_d + W_c c_{t-1} + b_c)     Recurrent, arXiv 1601.03317 section 4.1
     c_t = sum over j of softmax(energy)(j) s_j
 
 `s_j` is output j of S of the encoder, `h_t` the decoder's new hidden state, `c_t` the context. What depends on the
-encoder alone, `W_e s_j + b_e` and the transpose of its outputs, is computed once, outside of the loop.
+encoder alone, `W_e s_j + b_e` and the transpose of its outputs, is given: a loop has it computed once, outside.
 """
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, List, NamedTuple, Optional, Sequence
 
 from caffe2.python import core
 from caffe2.python.model_helper import ModelHelper
@@ -16,10 +16,9 @@ from caffe2.python.modeling.initializers import Initializer
 from caffe2.python.modeling.parameter_info import ParameterTags
 
 from caffe2_recurrent import parameters as model_parameters
-from caffe2_recurrent.arguments import Blob, OutputsWithGrads
+from caffe2_recurrent.arguments import Blob
 from caffe2_recurrent.checks import Checks
-from caffe2_recurrent.layer import Blobs, Outside, StepInputs, StepOutputs, add_layer, fc, unused_blob
-from caffe2_recurrent.lstm import GATES, LSTMCell
+from caffe2_recurrent.layer import Blobs, fc
 from caffe2_recurrent.parameters import ParameterSpec, fc_specs
 
 # Added to no energy of a real position: its exponential is 0 in float32 beside any of those.
@@ -108,166 +107,6 @@ def attend(
     net.Squeeze(context, context, dims=[2])
     net.ExpandDims(context, context, dims=[0])
     return Attended(context, weights, recompute + [weights])
-
-
-class AttentionCell(LSTMCell):
-    """An LSTM whose gates see the context before, and whose new hidden state asks for the next context."""
-
-    caller = "LSTMWithAttention"
-
-    def __init__(
-        self,
-        lstm: Dict[str, Any],
-        encoder_dim: int,
-        encoder_outputs: str,
-        weighted_encoder_outputs: Optional[str],
-        encoder_lengths: Optional[str],
-        recurrent: bool,
-        recompute_attention: bool,
-        model: ModelHelper,
-    ) -> None:
-        super().__init__(**lstm)
-        self.states = {**self.states, "attention_weighted_encoder_context_t": encoder_dim}
-        self._encoder_dim, self._recurrent = encoder_dim, recurrent
-        self._encoder_outputs, self._weighted = encoder_outputs, weighted_encoder_outputs
-        self._lengths, self._recompute_attention, self._model = encoder_lengths, recompute_attention, model
-
-    def parameters(self) -> List[ParameterSpec]:
-        specs = fc_specs("i2h", self.dim_in, GATES * self.dim)
-        specs += fc_specs(self.recurrent, self.dim + self._encoder_dim, GATES * self.dim)
-        if self._weighted is None:
-            specs += fc_specs("weighted_encoder_outputs", self._encoder_dim, self._encoder_dim)
-        return specs + attention_specs(self._encoder_dim, self.dim, self._recurrent)
-
-    def outside(self, net: core.Net, parameters: Blobs, sequence: core.BlobReference) -> Outside:
-        outputs = core.BlobReference(self._encoder_outputs)
-        transposed = net.Transpose(outputs, unused_blob(net, "encoder_outputs_transposed"), axes=[1, 2, 0])
-        if self._weighted is None:
-            name = "weighted_encoder_outputs"
-            weighted = fc(net, outputs, parameters, name, unused_blob(net, name))
-        else:
-            weighted = core.BlobReference(self._weighted)
-        lengths = None if self._lengths is None else core.BlobReference(self._lengths)
-        encoder = Encoder(transposed, weighted, lengths)
-        return super().outside(net, parameters, sequence)._replace(shared=(encoder, create_zeros(self._model)))
-
-    def step(self, net: core.Net, parameters: Blobs, inputs: StepInputs, shared: Any) -> StepOutputs:
-        encoder, zeros = shared
-        hidden_prev, _, context_prev = inputs.previous
-        joined, joined_sizes = net.Concat(
-            [hidden_prev, context_prev], ["gates_concatenated_input_t", "gates_concatenated_input_t_sizes"], axis=2
-        )
-        gates, recompute = self.gates(net, parameters, inputs.input_t, joined)
-        hidden, cell = self.unit(net, gates, inputs)
-        attended = attend(net, parameters, zeros, encoder, hidden, context_prev if self._recurrent else None)
-        recomputed = [joined, joined_sizes, *recompute] if self._memory_optimization else []
-        recomputed += attended.recompute if self._recompute_attention else []
-        return StepOutputs((hidden, cell, attended.context), recomputed)
-
-
-def LSTMWithAttention(  # noqa: N802
-    model: ModelHelper,
-    decoder_inputs: Blob,
-    decoder_input_lengths: Optional[Blob],
-    initial_decoder_hidden_state: Blob,
-    initial_decoder_cell_state: Blob,
-    initial_attention_weighted_encoder_context: Blob,
-    encoder_output_dim: int,
-    encoder_outputs: Blob,
-    decoder_input_dim: int,
-    decoder_state_dim: int,
-    scope: str,
-    attention_type: int = AttentionType.Regular,
-    outputs_with_grads: OutputsWithGrads = (0, 4),
-    weighted_encoder_outputs: Optional[Blob] = None,
-    lstm_memory_optimization: bool = False,
-    attention_memory_optimization: bool = False,
-    forget_bias: float = 0.0,
-    forward_only: bool = False,
-    encoder_lengths: Optional[Blob] = None,
-) -> Tuple[core.BlobReference, ...]:
-    """Add an LSTM decoder with attention over an encoder's outputs to a model.
-
-        gates_t = W x_t + b + U [h_{t-1}, c_{t-1}] + d, and from them h_t as in `LSTM`
-        c_t = context of h_t (see the module)
-
-    Shapes: T steps of the decoder, S of the encoder, N sequences, D = `decoder_state_dim`, E = `encoder_output_dim`.
-
-    Args:
-        model: `ModelHelper` or `CNNModelHelper`.
-        decoder_inputs: `[T, N, decoder_input_dim]`.
-        decoder_input_lengths: int32 `[N]`; None if every decoder sequence is T long.
-        initial_decoder_hidden_state, initial_decoder_cell_state: `[D]`, `[N, D]` or `[1, N, D]`.
-        initial_attention_weighted_encoder_context: `[E]`, `[N, E]` or `[1, N, E]`.
-        encoder_output_dim: E.
-        encoder_outputs: `[S, N, E]`.
-        decoder_input_dim: size of an element of `decoder_inputs`.
-        decoder_state_dim: D.
-        scope: prefix of all blobs, under the current `NameScope`.
-        attention_type: `AttentionType.Regular` or `AttentionType.Recurrent`.
-        outputs_with_grads: which of the six outputs receive a gradient, or 'auto'.
-        weighted_encoder_outputs: `[S, N, E]` to use instead of a linear map of `encoder_outputs`, which has the
-            parameters `weighted_encoder_outputs_w` and `_b`.
-        lstm_memory_optimization: keep the gates in the memory of `W x + b`, as in `LSTM`.
-        attention_memory_optimization: compute the attention again in the backward pass; with both a step keeps nothing
-            but its number.
-        forget_bias: added to the forget gate.
-        forward_only: derive no backward step.
-        encoder_lengths: int32 `[N]`; positions past the end of an encoder sequence get weight 0. None: all S count.
-
-    Parameters under `<scope>/`: `i2h_w`, `i2h_b`, `gates_t_w [4 D, D + E]`, `gates_t_b`,
-    `weighted_encoder_outputs_w [E, E]`, `_b`, `weighted_decoder_hidden_state_w [E, D]`, `_b`, `attention_v [1, E]`; if
-    recurrent `weighted_prev_attention_context_w [E, E]`, `_b`; and the constant `attention_zeros`.
-
-    Returns:
-        hidden_all `[T, N, D]`, hidden_last `[1, N, D]`, cell_all, cell_last, context_all `[T, N, E]`, context_last.
-
-    Raises:
-        TypeError, ValueError: all that is wrong with the arguments; the model is as it was.
-
-    Source: arXiv 1409.0473, in the order of 1508.04025.
-    """
-    checks = Checks("LSTMWithAttention")
-    checks.model(model)
-    sequence = checks.blob("decoder_inputs", decoder_inputs)
-    lengths = checks.lengths("decoder_input_lengths", decoder_input_lengths)
-    initial = [
-        checks.blob("initial_decoder_hidden_state", initial_decoder_hidden_state),
-        checks.blob("initial_decoder_cell_state", initial_decoder_cell_state),
-        checks.blob("initial_attention_weighted_encoder_context", initial_attention_weighted_encoder_context),
-    ]
-    encoder_dim = checks.size("encoder_output_dim", encoder_output_dim)
-    outputs_name = checks.blob("encoder_outputs", encoder_outputs)
-    lstm: Dict[str, Any] = {
-        "dim_in": checks.size("decoder_input_dim", decoder_input_dim),
-        "dim": checks.size("decoder_state_dim", decoder_state_dim),
-    }
-    scope = checks.scope(scope)
-    checks.choice("attention_type", attention_type, ATTENTION_TYPES)
-    checks.positions(
-        outputs_with_grads,
-        ["hidden_all", "hidden_last", "cell_all", "cell_last", "context_all", "context_last"],
-    )
-    weighted = checks.optional_blob("weighted_encoder_outputs", weighted_encoder_outputs)
-    save_memory = checks.flag("lstm_memory_optimization", lstm_memory_optimization)
-    recompute_attention = checks.flag("attention_memory_optimization", attention_memory_optimization)
-    lstm.update(forget_bias=checks.number("forget_bias", forget_bias), drop_states=False)
-    forward_only = checks.flag("forward_only", forward_only)
-    # Without a backward step there is nothing to keep.
-    lstm["memory_optimization"] = save_memory and not forward_only
-    encoder_lengths = checks.lengths("encoder_lengths", encoder_lengths)
-    checks.done()
-    cell = AttentionCell(
-        lstm,
-        encoder_dim,
-        outputs_name,
-        weighted,
-        encoder_lengths,
-        attention_type == AttentionType.Recurrent,
-        recompute_attention,
-        model,
-    )
-    return add_layer(model, cell, sequence, lengths, initial, scope, outputs_with_grads, forward_only).outputs
 
 
 def apply_regular_attention(

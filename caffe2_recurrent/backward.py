@@ -1,7 +1,8 @@
 """The backward step that belongs to a step net.
 
     1. the operators to recompute run again                                    (recompute.py)
-    2. the gradient operators of the step, for `<o>_grad` of each state output o (step_gradients.py)
+    2. the gradient operators of the step, for `<o>_grad` of each state output o (step_gradients.py); what they need
+       of blobs that are overwritten the step copies
     3. every state, sequence and reference gets its gradient in a dense blob of its own:
 
            passed through, and wanted twice or linked elsewhere   Copy       -> <blob>_grad
@@ -17,6 +18,7 @@
 
     5. where the outer net adds up gradients of a reference too, the parts that the step adds up get other names:
        Caffe2 calls both `_<reference>_grad_autosplit_<n>`, and a step writes to an outer blob of the name it looks for.
+       So does the gradient of a reference that is a sequence as well.
     6. blobs that this reads and does not write are kept by each forward step.
 
 Source: RecurrentNetworkGradientOp in caffe2/operators/rnn/recurrent_network_op.h.
@@ -29,7 +31,7 @@ from typing import Callable, Dict, Iterable, List, Optional, Sequence, Set, Tupl
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
-from caffe2_recurrent.apart import rename_parts_of_sums
+from caffe2_recurrent.apart import rename_gradients
 from caffe2_recurrent.operators import copied, gradient_name, operator_beside
 from caffe2_recurrent.problems import Problems
 from caffe2_recurrent.recompute import Recompute
@@ -40,13 +42,14 @@ from caffe2_recurrent.wiring import Link, OuterState
 
 @dataclass(frozen=True)
 class Backward:
-    """The backward step of a step_net.
+    """The backward step that belongs to `step_net`: the one it was derived from, with copies of what is overwritten.
 
     `net` is None where nothing in the step has a gradient. `gradients` maps state inputs, sequences and references
     to the step-net blob that holds their gradient; `with_gradient` says which of them have one at all. `blobs` is all
     that the gradient operators write or are linked to, `shared_blobs` what is recomputed and shared by the steps.
     """
 
+    step_net: StepNet
     net: Optional[caffe2_pb2.NetDef]
     gradients: Dict[str, str]
     with_gradient: frozenset
@@ -73,8 +76,10 @@ def derive_backward(
     boundary = [state.inner_input for state in step_net.states] + [sequence.inner for sequence in step_net.sequences]
     with_gradient = frozenset(blob for blob in boundary + list(step_net.references) if blob in derived.of)
     if not with_gradient:
-        return Backward(None, {}, with_gradient, (), tuple(recompute.shared_blobs))
+        return Backward(step_net, None, {}, with_gradient, (), tuple(recompute.shared_blobs))
 
+    if derived.overwritten:
+        step_net = step_net.with_copies({index: (blob, copy) for index, blob, copy in derived.overwritten})
     own = _OwnGradients(step_net, derived, frozenset(output_gradients.values()))
     for blob in boundary:
         own.claim(blob, zero_if_missing=True)
@@ -83,7 +88,8 @@ def derive_backward(
     for blob in step_net.references:
         own.claim(blob, zero_if_missing=False)
     body = derived.operators + own.operators
-    rename_parts_of_sums(body, step_net, read_outside)
+    renamed = rename_gradients(body, step_net, read_outside)
+    gradients = {blob: renamed.get(gradient, gradient) for blob, gradient in own.gradients.items()}
 
     again = recompute.before(body)
     kept = _kept_blobs(step_net, again + body)
@@ -97,7 +103,7 @@ def derive_backward(
     net.op.extend(accumulating)
     written = (blob for operator in accumulating for blob in operator.output)
     blobs = tuple(dict.fromkeys(itertools.chain(output_gradients.values(), written)))
-    return Backward(net, own.gradients, with_gradient, blobs, tuple(recompute.shared_blobs))
+    return Backward(step_net, net, gradients, with_gradient, blobs, tuple(recompute.shared_blobs))
 
 
 def backward_links(step_net: StepNet, backward: Backward, outer: Sequence[OuterState]) -> List[Link]:

@@ -3,7 +3,8 @@
 from typing import Any, Optional, Sequence, Union
 
 from caffe2_recurrent.arguments import Blob, is_blob, is_integer, outer_name
-from caffe2_recurrent.loop import Loop, read_loops
+from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loop_reading import read_loops
 from caffe2_recurrent.nets import read_net
 from caffe2_recurrent.problems import Problems, given
 

@@ -1,12 +1,11 @@
 """What a net takes from the nets around it, and what it leaves there."""
 
-import collections.abc
 from typing import Any, FrozenSet, Iterable, Set, Tuple, Union
 
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
-from caffe2_recurrent.arguments import Blob, is_blob
+from caffe2_recurrent.arguments import Blob, is_blob, is_iterable
 from caffe2_recurrent.problems import Problems, given, names
 
 
@@ -59,7 +58,7 @@ def _read(net: Any, lexical_scope: Any) -> Tuple[caffe2_pb2.NetDef, FrozenSet[st
         problems.add("net must be a core.Net or a NetDef; got {}", given(net))
     visible: FrozenSet[str] = frozenset()
     # A name alone would pass for a list of its letters.
-    if is_blob(lexical_scope) or not isinstance(lexical_scope, collections.abc.Iterable):
+    if is_blob(lexical_scope) or not is_iterable(lexical_scope):
         problems.add("lexical_scope must be a set, list or dict of blobs; got {}", given(lexical_scope))
     else:
         blobs = list(lexical_scope)

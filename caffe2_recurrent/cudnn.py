@@ -9,13 +9,12 @@ What lies where in the flat blob is cuDNN's own affair: the engine writes and re
 Source: caffe2/operators/rnn/recurrent_op_cudnn.cc.
 """
 
-import collections.abc
 import math
 import warnings
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, NoReturn, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterator, List, NamedTuple, NoReturn, Optional, Sequence, Tuple
 
 from caffe2.proto import caffe2_pb2
-from caffe2.python import core, workspace
+from caffe2.python import core
 from caffe2.python.model_helper import ModelHelper
 from caffe2.python.modeling.initializers import Initializer
 from caffe2.python.modeling.parameter_info import ParameterTags
@@ -23,21 +22,17 @@ from caffe2.python.modeling.parameter_info import ParameterTags
 from caffe2_recurrent import parameters
 from caffe2_recurrent.arguments import Blob, is_blob, outer_name
 from caffe2_recurrent.checks import Checks
-from caffe2_recurrent.installation import DOCTOR
+from caffe2_recurrent.cudnn_gate_blobs import GateBlobs, Given, read_gate_blobs
+from caffe2_recurrent.cudnn_machine import ASK_DOCTOR, OPERATOR, machine_trouble
+from caffe2_recurrent.cudnn_machine import check_can_run as check_can_run
 from caffe2_recurrent.parameters import ParameterSpec
 from caffe2_recurrent.problems import Problems, given, names
 from caffe2_recurrent.weights import ROLES, SIDES, GetLSTMParamNames
 
-OPERATOR = "Recurrent"
-OPERATORS = (OPERATOR, "RecurrentGradient", "RecurrentParamSet", "RecurrentParamGet")
 ENGINE = "CUDNN"
 WEIGHT = "lstm_weight"
 OUTPUTS = ("lstm_output", "lstm_hidden_output", "lstm_cell_output", "lstm_rnn_scratch", "lstm_dropout_states")
-ASK_DOCTOR = "`python -m {}` says what this installation can do".format(DOCTOR)
 
-Given = Mapping[str, Union[Blob, Mapping[int, Blob]]]
-# [side][name][layer]
-GateBlobs = Dict[str, Dict[str, Dict[int, Blob]]]
 GateMap = Dict[str, Dict[str, Dict[int, core.BlobReference]]]
 
 
@@ -123,7 +118,7 @@ def cudnn_LSTM(  # noqa: N802
     scope = checks.scope(scope)
     num_layers = checks.size("num_layers", num_layers)
     wants_extractor = checks.flag("return_params", return_params)
-    values = _read_gate_blobs({"recurrent": recurrent_params, "input": input_params}, num_layers, checks)
+    values = read_gate_blobs({"recurrent": recurrent_params, "input": input_params}, num_layers, checks)
     checks.done()
     _require_operator()
     gates = list(_gates(dim_in, dim_out, num_layers))
@@ -139,59 +134,6 @@ def cudnn_LSTM(  # noqa: N802
     if trouble is not None:
         warnings.warn("cudnn_LSTM: this net can be built here but not run: " + trouble, stacklevel=2)
     return outputs + extractor
-
-
-def check_can_run(net: Union[ModelHelper, core.Net, caffe2_pb2.NetDef]) -> None:
-    """Raise if a net has operators of `cudnn_LSTM` that cannot run here, and say why.
-
-    Creating such a net fails in the engine with an error that does not. Takes a model (whose two nets are checked), a
-    net or a `NetDef`.
-
-    Raises:
-        RuntimeError: there is no GPU to use, or operators have no GPU as their device.
-        TypeError: `net` is none of these.
-    """
-    problems = Problems("check_can_run")
-    for proto in _protos(net):
-        operators = [operator for operator in proto.op if operator.type in OPERATORS]
-        trouble = machine_trouble() if operators else None
-        if trouble is not None:
-            problems.add("net '{}' has {} operators of cuDNN: {}", proto.name, len(operators), trouble)
-            continue
-        misplaced = [operator for operator in operators if _device_type(operator, proto) != caffe2_pb2.CUDA]
-        if misplaced:
-            problems.add(
-                "net '{}': {} that compute {} are not on a GPU; build them in a DeviceScope of one, or call "
-                "net.RunAllOnGPU()",
-                proto.name,
-                "{} of {} operators of cuDNN".format(len(misplaced), len(operators)),
-                names(operator.output[0] for operator in misplaced),
-            )
-    problems.raise_if_any(RuntimeError)
-
-
-def machine_trouble() -> Optional[str]:
-    """Why operators of cuDNN cannot run on this machine, or None where they can."""
-    if workspace.has_gpu_support and workspace.NumCudaDevices() > 0:
-        return None
-    return "cuDNN needs a GPU, and this Caffe2 has none to use; " + ASK_DOCTOR
-
-
-def _protos(net: Any) -> List[caffe2_pb2.NetDef]:
-    if isinstance(net, ModelHelper):
-        return [net.param_init_net.Proto(), net.net.Proto()]
-    if isinstance(net, core.Net):
-        return [net.Proto()]
-    if isinstance(net, caffe2_pb2.NetDef):
-        return [net]
-    raise TypeError("check_can_run takes a model, a core.Net or a NetDef; got {}".format(given(net)))
-
-
-def _device_type(operator: caffe2_pb2.OperatorDef, proto: caffe2_pb2.NetDef) -> int:
-    # An operator's own device counts before that of its net.
-    option = operator.device_option if operator.HasField("device_option") else proto.device_option
-    device: int = option.device_type
-    return device
 
 
 @core.GradientRegistry.RegisterGradient(OPERATOR)
@@ -318,42 +260,3 @@ def _check_weight(model: ModelHelper, scope: str, spec: ParameterSpec, has_value
         problems.add("the model fills no parameters (init_params=False): input_params and recurrent_params do nothing")
     problems.raise_if_any()
     return is_new
-
-
-def _read_gate_blobs(given_blobs: Mapping[str, Any], num_layers: int, checks: Checks) -> GateBlobs:
-    """The blobs for the gates, [side][name][layer]; a side without any is left out."""
-    found: GateBlobs = {}
-    for side, blobs in given_blobs.items():
-        role = side + "_params"
-        if isinstance(blobs, collections.abc.Mapping):
-            _check_names(role, blobs, checks.values)
-            found[side] = {
-                name: _read_layers("{}['{}']".format(role, name), entry, num_layers, checks)
-                for name, entry in blobs.items()
-            }
-        elif blobs is not None:
-            checks.types.add("{} must be a dict of blobs or None; got {}", role, given(blobs))
-    return found
-
-
-def _check_names(role: str, blobs: Mapping[Any, Any], problems: Problems) -> None:
-    expected = [name for names_of_role in GetLSTMParamNames().values() for name in names_of_role]
-    missing = [name for name in expected if name not in blobs]
-    unknown = [name for name in blobs if name not in expected]
-    if missing:
-        problems.add("{} lacks {}", role, names(missing))
-    if unknown:
-        problems.add("{} has {}; GetLSTMParamNames lists what it takes", role, names(unknown))
-
-
-def _read_layers(role: str, entry: Any, num_layers: int, checks: Checks) -> Dict[int, Blob]:
-    if is_blob(entry) and num_layers > 1:
-        checks.values.add("{} must be a dict {{layer: blob}}, as there are {} layers", role, num_layers)
-        return {}
-    by_layer = {0: entry} if is_blob(entry) else entry
-    if not isinstance(by_layer, collections.abc.Mapping) or not all(map(is_blob, by_layer.values())):
-        checks.types.add("{} must be a blob, its name, or a dict {{layer: blob}}; got {}", role, given(entry))
-        return {}
-    if set(by_layer) != set(range(num_layers)):
-        checks.values.add("{} has blobs for layers {}; there are {}", role, list(by_layer), list(range(num_layers)))
-    return dict(by_layer)

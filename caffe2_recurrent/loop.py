@@ -2,7 +2,7 @@
 
     operators -> Loop -> (rules) -> operators
 
-`read_loops` finds the loops of a net, however they were built. A loop is a copy: the net stays as it is until
+`loop_reading.read_loops` finds the loops of a net. A loop is a copy: the net stays as it is until
 `Loop.around_forward` and `Loop.around_gradient` are put in the places of the two operators.
 
 `inner_X` is a name in the step nets, `outer_X` one in the net around them.
@@ -10,24 +10,16 @@
 
 import re
 import zlib
-from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.arguments import DEFAULT_TIMESTEP
-from caffe2_recurrent.gradient_maker import (
-    GRADIENT_OPERATOR,
-    OPERATOR,
-    POSITIONS,
-    PYTHON_POSITIONS,
-    SEQUENCE_GRADIENTS,
-)
-from caffe2_recurrent.operator_arguments import integers, remove_arguments, set_arguments, string, strings
-from caffe2_recurrent.operator_arguments import net as net_argument
-from caffe2_recurrent.operators import copied, gradient_name, is_on_onednn, new_operator
-from caffe2_recurrent.wiring import STEP_NETS, Alias, Link, alias_arguments, link_arguments, own_prefix
+from caffe2_recurrent.blob_names import Names
+from caffe2_recurrent.gradient_maker import POSITIONS, PYTHON_POSITIONS, SEQUENCE_GRADIENTS
+from caffe2_recurrent.operator_arguments import remove_arguments, set_arguments
+from caffe2_recurrent.operators import copied, gradient_name, new_operator
+from caffe2_recurrent.wiring import Alias, Link, alias_arguments, link_arguments, own_prefix
 
 INITIAL = "initial_recurrent_state_ids"
 # What ends an argument that says how the gradient operator calls a blob.
@@ -52,21 +44,6 @@ class State(NamedTuple):
 
     outer_states: str
     outer_initial: str
-
-
-class Names:
-    """The names in use in a net and its step nets, so that a new blob gets one of its own."""
-
-    def __init__(self, used: Iterable[str]) -> None:
-        self._used: Set[str] = set(used)
-
-    def new(self, name: str) -> str:
-        candidate, number = name, 0
-        while candidate in self._used:
-            number += 1
-            candidate = "{}_{}".format(name, number)
-        self._used.add(candidate)
-        return candidate
 
 
 @dataclass
@@ -118,7 +95,7 @@ class Loop:
     lay out weights for oneDNN. `busy` are the outer blobs that other operators in front of the gradient operator read
     or write. `buffers` are states that no step reads: they hold a blob of all steps, for operators after the loop.
     `of_shape` are outer blobs for which only the shape of a sequence counts. `shared` are the blobs that steps share,
-    `shared_before` those that they shared before anything was rewritten.
+    `shared_before` those that they shared before anything was rewritten, `linked_before` those that were linked then.
     """
 
     name: str
@@ -147,6 +124,7 @@ class Loop:
     buffers: Set[str] = field(default_factory=set)
     of_shape: Set[str] = field(default_factory=set)
     shared_before: Tuple[str, ...] = ()
+    linked_before: FrozenSet[str] = frozenset()
 
     @property
     def steps(self) -> List[List[caffe2_pb2.OperatorDef]]:
@@ -323,163 +301,6 @@ class Loop:
         return [changed, *self.after_gradient]
 
 
-def read_loops(net: caffe2_pb2.NetDef) -> Dict[int, Loop]:
-    """The loops of a net by the position of their forward operator."""
-    names = Names(_all_names(net))
-    gradients = {operator.input[-1]: operator for operator in net.op if operator.type == GRADIENT_OPERATOR}
-    mentioned = Counter(name for operator in net.op for name in set(_all_names(caffe2_pb2.NetDef(op=[operator]))))
-    loops: Dict[int, Loop] = {}
-    for position, operator in enumerate(net.op):
-        if operator.type == OPERATOR:
-            gradient = gradients.get(operator.output[-1])
-            loops[position] = _read(operator, gradient, names)
-            loops[position].busy = _touched(net, operator, gradient)
-            loops[position].around = _around(net, loops[position])
-            loops[position].sources = _sources(net, loops[position], position, mentioned)
-            loops[position].sinks = _sinks(net, loops[position])
-            loops[position].laying_out = _laying_out(net, position)
-    return loops
-
-
-def _around(net: caffe2_pb2.NetDef, loop: Loop) -> Dict[int, List[caffe2_pb2.OperatorDef]]:
-    """The products of `net` whose results are sequences of the loop, and the gradients of these."""
-    sequences = {link.outer for link in loop.links}
-    products = [operator for operator in net.op if operator.type == "FC" and sequences.issuperset(operator.output)]
-    sources = [operator.input[:2] for operator in products]
-    return {
-        position: [copied(operator)]
-        for position, operator in enumerate(net.op)
-        if operator in products or (operator.type == "FCGradient" and operator.input[:2] in sources)
-    }
-
-
-def _sources(net: caffe2_pb2.NetDef, loop: Loop, position: int, mentioned: Mapping[str, int]) -> Dict[str, int]:
-    """The FCs of `around` that nothing would miss if they ran right in front of the loop at `position`."""
-    found = {}
-    for source, (operator,) in loop.around.items():
-        (result,) = operator.output[:1]
-        changed = {blob for other in net.op[source + 1 : position] for blob in other.output}
-        own = [net.op[source], *loop.outer_operators]
-        alone = mentioned[result] == len(own) and result not in net.external_output
-        if operator.type == "FC" and source < position and alone and changed.isdisjoint(operator.input):
-            found[result] = source
-    return found
-
-
-def _sinks(net: caffe2_pb2.NetDef, loop: Loop) -> Set[int]:
-    """The FCGradients of `around` to which the sequence's gradient is what it was when the loop ended."""
-    if loop.gradient is None:
-        return set()
-    ended = next(position for position, operator in enumerate(net.op) if operator.input[-1:] == loop.outputs[-1:])
-    same = {loop.gradient.sequence}
-    found = set()
-    for position in range(ended + 1, len(net.op)):
-        operator = net.op[position]
-        if position in loop.around and operator.type == "FCGradient" and operator.input[2] in same:
-            found.add(position)
-        is_alias = operator.type == "Alias" and operator.input[0] in same
-        if same.intersection(operator.output):
-            # All names are one tensor.
-            break
-        same.update(operator.output if is_alias else ())
-    return found
-
-
-def _laying_out(net: caffe2_pb2.NetDef, position: int) -> List[caffe2_pb2.OperatorDef]:
-    """The operators in front of the loop at `position` that leave inputs of it, or of each other, with oneDNN."""
-    needed = set(net.op[position].input)
-    found: List[caffe2_pb2.OperatorDef] = []
-    for operator in reversed(net.op[:position]):
-        inside = net_argument(operator, "then_net").op if operator.type == "If" else []
-        # What ends in a copy back is a product.
-        stays_there = any(map(is_on_onednn, inside)) and all(other.type != "CopyIDEEPToCPU" for other in inside)
-        if stays_there and not needed.isdisjoint(operator.output):
-            found.insert(0, operator)
-            needed.update(operator.input)
-    return found
-
-
-def _touched(
-    net: caffe2_pb2.NetDef, forward: caffe2_pb2.OperatorDef, gradient: Optional[caffe2_pb2.OperatorDef]
-) -> Set[str]:
-    """The blobs of all operators in front of the gradient operator, but for the forward operator."""
-    touched: Set[str] = set()
-    for operator in net.op:
-        if operator is gradient:
-            break
-        if operator is not forward:
-            touched.update(operator.input, operator.output)
-    return touched
-
-
-def _read(operator: caffe2_pb2.OperatorDef, gradient_operator: Optional[caffe2_pb2.OperatorDef], names: Names) -> Loop:
-    forward = copied(operator)
-    net = net_argument(forward, "step_net")
-    states = [
-        State(outer, operator.input[position])
-        for outer, position in zip(strings(forward, "recurrent_states"), integers(forward, INITIAL))
-    ]
-    outputs = list(operator.output)
-    aliases = [
-        Alias(*parts)
-        for parts in zip(
-            strings(forward, "alias_src"),
-            strings(forward, "alias_dst"),
-            integers(forward, "alias_offset"),
-        )
-    ]
-    return Loop(
-        name=outputs[0],
-        forward=forward,
-        net=net,
-        operators=[copied(step_operator) for step_operator in net.op],
-        inputs=list(operator.input),
-        outputs=outputs,
-        states=states,
-        links=read_links(forward, "link"),
-        aliases=aliases,
-        timestep=string(forward, "timestep", DEFAULT_TIMESTEP),
-        shared=strings(forward, "recompute_blobs_on_backward"),
-        shared_before=tuple(strings(forward, "recompute_blobs_on_backward")),
-        gradient=None if gradient_operator is None else _read_gradient(operator, gradient_operator),
-        names=names,
-    )
-
-
-def _read_gradient(forward: caffe2_pb2.OperatorDef, original: caffe2_pb2.OperatorDef) -> Gradient:
-    operator = copied(original)
-    renamed = read_renames(operator)
-
-    def current(link: Link) -> Link:
-        return Link(renamed.get(link.inner, link.inner), renamed.get(link.outer, link.outer), link.offset)
-
-    net = net_argument(operator, "backward_step_net")
-    positions = integers(operator, "param")
-    # The engine counts the outputs: one sequence, the parameters, the states.
-    outputs = list(operator.output)
-    states = len(integers(operator, INITIAL))
-    of_parameters = outputs[1 : 1 + len(positions)]
-    # Without the argument the step calls a gradient as the outer net does.
-    inner = strings(operator, "param_grads") or of_parameters
-    parameters = [
-        Parameter(forward.input[position], renamed.get(inner_gradient, inner_gradient), outer_gradient)
-        for position, inner_gradient, outer_gradient in zip(positions, inner, of_parameters)
-    ]
-    return Gradient(
-        operator=operator,
-        net=net,
-        operators=[copied(step_operator) for step_operator in net.op],
-        incoming=list(operator.input[: len(integers(operator, POSITIONS))]),
-        like=operator.input[len(integers(operator, POSITIONS))],
-        sequence=outputs[0],
-        parameters=parameters,
-        initial=outputs[1 + len(positions) : 1 + len(positions) + states],
-        others=outputs[1 + len(positions) + states :],
-        links=[current(link) for link in read_links(operator, "link")],
-        backward_links=[current(link) for link in read_links(operator, "backward_link")],
-    )
-
-
 def _set_step(
     operator: caffe2_pb2.OperatorDef, name: str, net: caffe2_pb2.NetDef, operators: Sequence[caffe2_pb2.OperatorDef]
 ) -> None:
@@ -504,28 +325,3 @@ def _name_by_content(step_net: caffe2_pb2.NetDef) -> str:
 def _renaming(blob: str) -> str:
     """The argument that says how a gradient operator calls the gradient of `blob`."""
     return gradient_name(blob) + RENAMED
-
-
-def read_renames(operator: caffe2_pb2.OperatorDef) -> Dict[str, str]:
-    """The blobs that a gradient operator calls by other names than the forward operator says."""
-    return {given.name[: -len(RENAMED)]: given.s.decode() for given in operator.arg if given.name.endswith(RENAMED)}
-
-
-def read_links(operator: caffe2_pb2.OperatorDef, prefix: str) -> List[Link]:
-    """The links in the arguments `<prefix>_internal`, `_external` and `_offset`."""
-    parts = (strings(operator, prefix + ending) for ending in ("_internal", "_external"))
-    return [Link(*values) for values in zip(*parts, integers(operator, prefix + "_offset"))]
-
-
-def _all_names(net: caffe2_pb2.NetDef) -> Iterable[str]:
-    yield from net.external_input
-    yield from net.external_output
-    for operator in net.op:
-        yield from operator.input
-        yield from operator.output
-        for given in operator.arg:
-            yield from (value.decode(errors="replace") for value in given.strings)
-            if given.HasField("n"):
-                yield from _all_names(given.n)
-            elif given.name in STEP_NETS:
-                yield from _all_names(net_argument(operator, given.name))

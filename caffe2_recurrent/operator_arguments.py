@@ -6,6 +6,9 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import utils as caffe2_utils
 from google.protobuf import text_format
 
+# The arguments of a loop's operators that hold the nets of its steps.
+STEP_NETS = ("step_net", "backward_step_net")
+
 
 def argument(operator: caffe2_pb2.OperatorDef, name: str) -> Optional[caffe2_pb2.Argument]:
     return next((given for given in operator.arg if given.name == name), None)
@@ -46,6 +49,11 @@ def net(operator: caffe2_pb2.OperatorDef, name: str) -> caffe2_pb2.NetDef:
     elif found is not None:
         copy.CopyFrom(found.n)
     return copy
+
+
+def has_nets(operator: caffe2_pb2.OperatorDef) -> bool:
+    """Whether the operator is given nets, to run them or, as the step of a loop, parts of them."""
+    return any(given.HasField("n") or given.nets for given in operator.arg)
 
 
 def set_arguments(operator: caffe2_pb2.OperatorDef, arguments: Mapping[str, Any]) -> None:

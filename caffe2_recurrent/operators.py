@@ -8,6 +8,8 @@ from caffe2.python import scope
 from caffe2_recurrent.operator_arguments import set_arguments
 
 GRADIENT_SUFFIX = "_grad"
+# Their output is the memory of their input, under another name.
+SHOWING = frozenset(["Alias", "AliasWithName"])
 
 
 def gradient_name(blob: str) -> str:

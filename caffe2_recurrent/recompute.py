@@ -10,6 +10,7 @@ from typing import Dict, Iterable, List, NamedTuple, Sequence, Set
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.operator_arguments import integer
+from caffe2_recurrent.operators import SHOWING
 from caffe2_recurrent.problems import Problems, names
 from caffe2_recurrent.step_net import StepNet
 
@@ -91,6 +92,7 @@ def plan_recompute(step_net: StepNet, blobs: Sequence[str], unread_too: bool, pr
                 names(operator.output),
             )
     _check_unchanged(step_net, wanted, problems)
+    _check_unshown(step_net, wanted, problems)
     own = _own_to_each_step(step_net, operators)
     return Recompute(operators, [blob for blob in blobs if blob not in own], unread_too)
 
@@ -107,6 +109,20 @@ def _own_to_each_step(step_net: StepNet, operators: Sequence[caffe2_pb2.Operator
         if from_outside.issuperset(operator.input) and read.isdisjoint(operator.output):
             own.update(operator.output)
     return own
+
+
+def _check_unshown(step_net: StepNet, wanted: frozenset, problems: Problems) -> None:
+    """The RNN executor goes by names: it does not hold back what overwrites memory that is read by another one."""
+    for index, operator in enumerate(step_net.proto.op):
+        if operator.type in SHOWING and not wanted.isdisjoint(operator.input):
+            problems.add(
+                "recompute_blobs_on_backward names {}, which step operator {} ({}) shows as {}: another step might "
+                "overwrite it before that is read; use Copy there",
+                names(operator.input[:1]),
+                index,
+                operator.type,
+                names(operator.output),
+            )
 
 
 def _check_unchanged(step_net: StepNet, wanted: frozenset, problems: Problems) -> None:

@@ -14,6 +14,7 @@ from caffe2_recurrent.arguments import Blob, OutputsWithGrads, Request
 from caffe2_recurrent.backward import Backward, backward_links, derive_backward
 from caffe2_recurrent.executor import ENABLE
 from caffe2_recurrent.gradient_maker import OPERATOR, gradient_arguments
+from caffe2_recurrent.operator_arguments import STEP_NETS
 from caffe2_recurrent.operators import gradient_name
 from caffe2_recurrent.problems import Problems
 from caffe2_recurrent.recompute import plan_recompute
@@ -102,6 +103,8 @@ def add_loop(request: Request, recompute_unread: bool = True) -> Tuple[core.Blob
     backward = None
     if readable and not request.forward_only:
         backward = derive_backward(step_net, recompute, _may_be_read_outside(request), problems)
+    if backward is not None:
+        step_net = backward.step_net
     scope, outer = _unused_names(request.net, step_net, request.scope)
     _check_apart(request, step_net, backward, _made(step_net, scope, outer, request.forward_only), problems)
     problems.raise_if_any()
@@ -155,8 +158,9 @@ def _add_operator(
     outer: Sequence[wiring.OuterState],
 ) -> Tuple[core.BlobReference, ...]:
     net = request.net
+    inputs = _inputs(step_net, backward)
     first_position: Dict[str, int] = {}
-    for position, blob in enumerate(step_net.outer_inputs):
+    for position, blob in enumerate(inputs):
         first_position.setdefault(blob, position)
     found = wiring.aliases(outer)
     given: Dict[str, Any] = {
@@ -169,14 +173,14 @@ def _add_operator(
     given.update(wiring.link_arguments("link", wiring.forward_links(step_net, outer)))
     given.update(wiring.alias_arguments(found))
     if backward is not None:
-        given.update(_backward_arguments(request, step_net, backward, outer))
+        given.update(_backward_arguments(request, step_net, backward, outer, inputs))
     outputs = _produced(scope, outer)
     # A net copies each argument three times on its way into an operator; step nets are large, so they follow by
     # themselves, but for immediate mode, which runs the operator as it is made.
-    large = {} if workspace.IsImmediate() else {name: given.pop(name) for name in wiring.STEP_NETS if name in given}
+    large = {} if workspace.IsImmediate() else {name: given.pop(name) for name in STEP_NETS if name in given}
     # References without a net: the operator takes them whether `net` knows them already or not.
     results = net.RecurrentNetwork(
-        [core.BlobReference(blob) for blob in step_net.outer_inputs],
+        [core.BlobReference(blob) for blob in inputs],
         [core.BlobReference(blob, net) for blob in outputs],
         **given,
     )
@@ -186,12 +190,25 @@ def _add_operator(
     return tuple(results[:-1])
 
 
+def _inputs(step_net: StepNet, backward: Optional[Backward]) -> List[str]:
+    """The operator's inputs, without references that have no gradient and are sequences or initial values as well.
+
+    Of the gradients that belong to several positions of one blob Caffe2 takes the last one, even if there is none.
+    """
+    other_roles = step_net.outer_inputs[: -len(step_net.references) or None]
+    parameters = frozenset(backward.parameters(step_net) if backward is not None else step_net.references)
+    return other_roles + [blob for blob in step_net.references if blob in parameters or blob not in other_roles]
+
+
 def _backward_arguments(
-    request: Request, step_net: StepNet, backward: Backward, outer: Sequence[wiring.OuterState]
+    request: Request,
+    step_net: StepNet,
+    backward: Backward,
+    outer: Sequence[wiring.OuterState],
+    inputs: Sequence[str],
 ) -> Dict[str, Any]:
     parameters = backward.parameters(step_net)
-    before_references = len(step_net.outer_sequences) + len(step_net.states)
-    position = {blob: before_references + index for index, blob in enumerate(step_net.references)}
+    position = {blob: index for index, blob in enumerate(inputs)}
     given: Dict[str, Any] = {
         "param": [position[blob] for blob in parameters],
         "param_grads": [backward.gradients[blob] for blob in parameters],

@@ -9,9 +9,11 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core, workspace
 
+from caffe2_recurrent.arguments import is_iterable
 from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR
 from caffe2_recurrent.loop import INITIAL, Loop
-from caffe2_recurrent.operator_arguments import integers, strings
+from caffe2_recurrent.operator_arguments import integers, string, strings
+from caffe2_recurrent.operator_arguments import net as net_argument
 from caffe2_recurrent.operators import is_on_onednn
 from caffe2_recurrent.problems import Problems, given
 
@@ -117,7 +119,7 @@ def read_shapes(shapes: Any, problems: Problems) -> Dict[str, Shape]:
     for blob, shape in shapes.items():
         if not isinstance(blob, (str, core.BlobReference)):
             problems.add("shapes maps blobs or their names; got {}", given(blob))
-        elif not isinstance(shape, Iterable) or isinstance(shape, (str, bytes)) or not all(map(_is_size, list(shape))):
+        elif not is_iterable(shape) or isinstance(shape, (str, bytes)) or not all(map(_is_size, list(shape))):
             problems.add("shapes['{}'] must be whole numbers from 1 on, like (20, 128, 40); got {}", blob, given(shape))
         else:
             read[str(blob)] = tuple(int(size) for size in shape)
@@ -151,8 +153,15 @@ def _through_loops(net: caffe2_pb2.NetDef, known: Mapping[str, Shape]) -> Dict[s
             found.update(_inferred(before, found))
             found.update(loop_outputs(operator, found))
         elif not operator.is_gradient_op and operator.type != GRADIENT_OPERATOR and not is_on_onednn(operator):
-            before.append(operator)
+            before += _without_onednn(operator)
     return found
+
+
+def _without_onednn(operator: caffe2_pb2.OperatorDef) -> Iterable[caffe2_pb2.OperatorDef]:
+    """The operators that a product by oneDNN stands for, which are in the other branch of its `If`."""
+    if operator.type == "If" and any(map(is_on_onednn, net_argument(operator, "then_net").op)):
+        return net_argument(operator, "else_net").op
+    return [operator]
 
 
 def loop_outputs(operator: caffe2_pb2.OperatorDef, known: Mapping[str, Shape]) -> Dict[str, Shape]:
@@ -174,11 +183,22 @@ def loop_outputs(operator: caffe2_pb2.OperatorDef, known: Mapping[str, Shape]) -
     return found
 
 
-def _known_to_caffe2(operator: caffe2_pb2.OperatorDef) -> caffe2_pb2.OperatorDef:
-    """An operator of whose shapes Caffe2 can say something, in the place of one of which it cannot."""
+def _known_to_caffe2(operator: caffe2_pb2.OperatorDef) -> Sequence[caffe2_pb2.OperatorDef]:
+    """An operator of whose shapes Caffe2 can say something, or several, in the place of one of which it cannot."""
     if operator.type in LIKE_THE_FIRST:
-        return caffe2_pb2.OperatorDef(type="Copy", input=operator.input[:1], output=operator.output[:1])
-    return operator
+        return [caffe2_pb2.OperatorDef(type="Copy", input=operator.input[:1], output=operator.output[:1])]
+    if _is_addcmul(operator):
+        first, *factors = operator.input
+        product = operator.output[0] + "_product"
+        return [
+            caffe2_pb2.OperatorDef(type="Mul", input=factors, output=[product]),
+            caffe2_pb2.OperatorDef(type="Add", input=[first, product], output=operator.output),
+        ]
+    return [operator]
+
+
+def _is_addcmul(operator: caffe2_pb2.OperatorDef) -> bool:
+    return operator.type == "ATen" and string(operator, "operator", "") == "addcmul"
 
 
 def _with_known_inputs(
@@ -187,13 +207,15 @@ def _with_known_inputs(
     """Caffe2 passes over the others, with a warning for each, and takes it that what ATen gives has no dimensions."""
     found = set(known)
     for operator in operators:
-        if found.issuperset(operator.input) and operator.type != "ATen":
+        if found.issuperset(operator.input) and (operator.type != "ATen" or _is_addcmul(operator)):
             found.update(operator.output)
             yield operator
 
 
 def _inferred(operators: List[caffe2_pb2.OperatorDef], known: Mapping[str, Shape]) -> Dict[str, Shape]:
-    net = caffe2_pb2.NetDef(op=[_known_to_caffe2(operator) for operator in _with_known_inputs(operators, known)])
+    net = caffe2_pb2.NetDef()
+    for operator in _with_known_inputs(operators, known):
+        net.op.extend(_known_to_caffe2(operator))
     dimensions = {blob: list(shape) for blob, shape in known.items()}
     try:
         found, _ = workspace.InferShapesAndTypes([net], dimensions, nets_proto=True)

@@ -8,29 +8,51 @@ has no gradient is collected instead of ending the pass. Beside that:
   has none at all there.
 - A gradient that an operator's gradient changes in its place, as Sqr's does, is changed in a blob of its own, as it
   may have been passed through to somebody else as well.
+- The gradient of Mul, Sqr, Pow and Log needs what they have read, also where they write to the same blob, which Caffe2
+  does not mind: there a step is to keep a copy, and the gradient that arrives is copied too, as it has the same name as
+  the one that is to be made of it.
+- A gradient that several operators make in turn, as that of Sqrt and Pow, has another name until the last one: where
+  gradients are added up Caffe2 takes each time that one is written for an addend. It is right where the operators do
+  not read it, as for a product of a blob with itself.
 
 Sources: GetSplitGradient in caffe2/operators/concat_split_op.cc, GetLSTMUnitGradient in
-caffe2/operators/lstm_unit_op.cc, GetSqrGradient in caffe2/operators/sqr_op.cc.
+caffe2/operators/lstm_unit_op.cc, GetSqrGradient in caffe2/operators/sqr_op.cc, GetPowGradient in
+caffe2/operators/pow_op.cc, GetSqrtGradient in caffe2/operators/sqrt_op.cc, GetMulGradient in
+caffe2/operators/elementwise_mul_op.cc, GetLogGradient in caffe2/operators/log_op.cc.
 """
 
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
-from caffe2_recurrent.operators import copy_operator, gradient_name, operator_beside
+from caffe2_recurrent.operators import copied, copy_operator, gradient_name, operator_beside
 from caffe2_recurrent.passed_through import PassedThrough
 from caffe2_recurrent.problems import Problems, names
 
 # Their gradients are made of those of all outputs.
 OF_ALL_OUTPUTS = frozenset(["LSTMUnit", "Split"])
+# Their gradients are made of their inputs, which they may overwrite.
+OF_INPUTS = frozenset(["Log", "Mul", "Pow", "Sqr"])
+
+
+class Overwritten(NamedTuple):
+    """What the step operator at `position` overwrites, and the name under which its gradient reads a copy."""
+
+    position: int
+    blob: str
+    copy: str
 
 
 class StepGradients(NamedTuple):
-    """The gradient operators of a step, and the gradient (dense name or `GradientSlice`) of each blob by name."""
+    """The gradient operators of a step, and the gradient (dense name or `GradientSlice`) of each blob by name.
+
+    They read copies of what is `overwritten`, which the step has to make.
+    """
 
     operators: List[caffe2_pb2.OperatorDef]
     of: Dict[str, Any]
+    overwritten: List[Overwritten]
 
 
 def derive(
@@ -47,19 +69,24 @@ def derive(
         derived, of = [], {}
     for text in representation.failures:
         problems.add("{}", text)
-    return StepGradients(derived, {str(blob): gradient for blob, gradient in of.items()})
+    return StepGradients(derived, {str(blob): gradient for blob, gradient in of.items()}, representation.overwritten)
 
 
 class _Representation(core.IR):
     """Caffe2's own bookkeeping of a gradient pass, asked to keep gradients apart and to collect failures.
 
-    The three methods overridden here are where Caffe2 takes up one forward operator's gradients (source:
+    The four methods overridden here are where Caffe2 takes up one forward operator's gradients (source:
     caffe2/python/core.py, `IR`); their names and arguments are the same in every Caffe2 from torch 1.4 to 1.10.
     """
 
     def __init__(self, operators: Sequence[caffe2_pb2.OperatorDef], outputs: frozenset) -> None:
         self._outputs = outputs
         self.failures: List[str] = []
+        self.overwritten: List[Overwritten] = []
+        # The gradient that an operator has which overwrites what it needs.
+        self._arrived = ""
+        # What an operator's gradient may read though it has been written again since.
+        self._unchanged: Set[str] = set()
         super().__init__(operators)
         self._passed_through = PassedThrough(self, outputs)
 
@@ -77,6 +104,9 @@ class _Representation(core.IR):
         self, fwd_op_idx: int, gradient_ops: List[Any], g_output: List[Any], g_input: List[Any]
     ) -> None:
         operator = self.ssa[fwd_op_idx].op
+        overwritten = _overwritten(operator)
+        if overwritten is not None:
+            gradient_ops[:], g_input[:] = _gradients_as_if_apart(operator, g_output)
         _keep(g_output, gradient_ops, g_input)
         computed = frozenset(output for gradient_op in gradient_ops for output in gradient_op.output)
         for position, gradient in enumerate(g_input):
@@ -94,16 +124,45 @@ class _Representation(core.IR):
         gradient_ops[:0] = [
             operator_beside("ConstantFill", [blob], [zeros], operator, value=0.0) for blob, zeros in without
         ]
+        self._unchanged = {blob for blob, _ in without if self._keeps_its_value(blob, fwd_op_idx)}
         # They come of no operator further down.
         arrived = [None if (blob, gradient) in without else gradient for blob, gradient in outputs]
+        if overwritten is not None:
+            self._read_copy(fwd_op_idx, overwritten, gradient_ops)
+            gradient_ops.insert(0, copy_operator(self._arrived, str(g_output[0]), operator))
+            arrived = [self._arrived]
         super().BuildGradientGenerators(fwd_op_idx, gradient_ops, arrived, g_input)
+
+    def CheckGradientOperatorInput(self, grad_op_input: str, *rest: Any) -> None:  # noqa: N802
+        # Nobody overwrites a copy.
+        if grad_op_input not in self._unchanged and all(grad_op_input != copy for _, _, copy in self.overwritten):
+            super().CheckGradientOperatorInput(grad_op_input, *rest)
+
+    def _keeps_its_value(self, blob: str, index: int) -> bool:
+        """Whether what comes after the operator `index` stops the gradient of its output at most, also in place."""
+        later = [operator for operator, _, _ in self.ssa[index + 1 :] if blob in operator.output]
+        return all(operator.type == "StopGradient" for operator in later)
+
+    def _read_copy(self, index: int, blob: str, gradient_ops: Sequence[caffe2_pb2.OperatorDef]) -> None:
+        copy = blob + "_before"
+        while copy in self.frontier or any(copy == other for _, _, other in self.overwritten):
+            copy += "_before"
+        self.overwritten.append(Overwritten(index, blob, copy))
+        for operator in gradient_ops:
+            operator.input[:] = [copy if read == blob else read for read in operator.input]
 
     def _GenerateGradientsForForwardOp(  # noqa: N802
         self, forward_op_idx: int, input_to_grad: Dict[str, Any]
     ) -> Tuple[Dict[str, Any], List[Any]]:
         operator, in_versions, _ = self.ssa[forward_op_idx]
+        told = _with_zeros(operator, input_to_grad)
+        overwritten = _overwritten(operator)
+        # A sparse one is refused, as by any such operator.
+        if overwritten is not None and not isinstance(input_to_grad.get(overwritten), (type(None), core.GradientSlice)):
+            self._arrived = str(input_to_grad[overwritten])
+            told = {**told, overwritten: gradient_name(overwritten) + "_arrived"}
         try:
-            return super()._GenerateGradientsForForwardOp(forward_op_idx, _with_zeros(operator, input_to_grad))
+            return super()._GenerateGradientsForForwardOp(forward_op_idx, told)
         except Exception as error:
             self.failures.append(self._explain(forward_op_idx, input_to_grad, error))
             # Go on as if there were a gradient, so that operators further up are looked at as well.
@@ -126,6 +185,12 @@ class _Representation(core.IR):
     def _explain(self, index: int, input_to_grad: Dict[str, Any], error: Exception) -> str:
         operator = self.ssa[index].op
         which = "step operator {} ({}, writing {})".format(index, operator.type, names(operator.output))
+        sparse = [blob for blob in operator.output if isinstance(input_to_grad.get(blob), core.GradientSlice)]
+        if sparse:
+            return (
+                "{} passes no sparse gradient back, and that of {} is one, as it is read row by row; "
+                "read rows of a blob that the step does not compute".format(which, names(sparse))
+            )
         try:
             core.GradientRegistry.GetGradientForOp(operator, [input_to_grad.get(blob) for blob in operator.output])
         except Exception as refusal:
@@ -140,16 +205,42 @@ class _Representation(core.IR):
 
 
 def _keep(arrived: Sequence[Any], operators: Sequence[caffe2_pb2.OperatorDef], results: Sequence[Any]) -> None:
-    """Have the operators change no gradient that they get on the way to their results.
+    """Have the operators change no gradient that they get, and write no result to which they are still to come back.
 
-    Where a result takes its place, the forward operator works in place; see `passed_through.py`.
+    What is written and not read again before it is written anew is an addend of the result, as where an operator reads
+    a blob twice. Where a result takes the place of a gradient, the forward operator works in place; see
+    `passed_through.py`.
     """
     changed: Dict[str, str] = {}
-    for operator in operators:
+    for position, operator in enumerate(operators):
         operator.input[:] = [changed.get(blob, blob) for blob in operator.input]
-        on_the_way = [blob for blob in operator.output if blob in arrived and blob not in results]
-        changed.update({blob: blob + "_changed" for blob in on_the_way})
+        for blob in operator.output:
+            if blob in results:
+                again = _is_read_next(operators[position + 1 :], blob)
+                changed[blob] = "{}_part_{}".format(blob, position) if again else blob
+            elif blob in arrived:
+                changed[blob] = blob + "_changed"
         operator.output[:] = [changed.get(blob, blob) for blob in operator.output]
+
+
+def _is_read_next(operators: Sequence[caffe2_pb2.OperatorDef], blob: str) -> bool:
+    """Whether the first of the operators that has to do with `blob` reads it."""
+    reads = (blob in operator.input for operator in operators if blob in [*operator.input, *operator.output])
+    return next(reads, False)
+
+
+def _overwritten(operator: caffe2_pb2.OperatorDef) -> Optional[str]:
+    """The blob that an operator reads and overwrites, where its gradient needs it as it was."""
+    (output,) = operator.output[:1] or [""]
+    return output if operator.type in OF_INPUTS and output in operator.input else None
+
+
+def _gradients_as_if_apart(operator: caffe2_pb2.OperatorDef, arrived: Sequence[Any]) -> Tuple[List[Any], List[Any]]:
+    """The gradient operators of an operator as if it did not work in place, and the gradients of its inputs."""
+    apart = copied(operator)
+    apart.output[0] += "_after"
+    operators, results = core.GradientRegistry.GetGradientForOp(apart, arrived)
+    return list(operators), list(results)
 
 
 def _with_zeros(operator: caffe2_pb2.OperatorDef, gradients: Dict[str, Any]) -> Dict[str, Any]:

@@ -1,14 +1,20 @@
 """A step net with its roles named and checked: sequences, states, references, timestep."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Counter as CounterType
-from typing import Dict, List, Tuple
+from typing import Dict, Iterable, List, Mapping, Tuple
 
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.arguments import DEFAULT_TIMESTEP, Request
+from caffe2_recurrent.blob_names import all_names
+from caffe2_recurrent.operator_arguments import has_nets
+from caffe2_recurrent.operators import SHOWING, copy_operator
 from caffe2_recurrent.problems import Problems, names
+
+# Their output becomes another tensor's memory, whatever it was linked to.
+REPLACING = frozenset(["ATen"]) | SHOWING
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,18 @@ class StepNet:
         """The inputs of the operator in the engine's order: sequences, initial values, references."""
         return [*self.outer_sequences, *(state.outer_initial for state in self.states), *self.references]
 
+    def with_copies(self, copies: Mapping[int, Tuple[str, str]]) -> "StepNet":
+        """One that copies, in front of the operators at these positions, a blob to another."""
+        proto = caffe2_pb2.NetDef()
+        proto.CopyFrom(self.proto)
+        del proto.op[:]
+        for index, operator in enumerate(self.proto.op):
+            if index in copies:
+                proto.op.add().CopyFrom(copy_operator(*copies[index], operator))
+            proto.op.add().CopyFrom(operator)
+        writes = Counter(output for operator in proto.op for output in operator.output)
+        return replace(self, proto=proto, writes=writes)
+
 
 def read_step_net(request: Request, problems: Problems) -> StepNet:
     """Name the roles of the step net's blobs; notes in `problems` whatever does not fit together.
@@ -71,6 +89,7 @@ def read_step_net(request: Request, problems: Problems) -> StepNet:
     proto.CopyFrom(request.cell_net.Proto())
     # The operator runs the step net itself; any other net type would be a net within it.
     proto.type = "simple"
+    _set_unread_apart(proto)
     sequences = tuple(Sequence(inner, outer) for inner, outer in request.sequences)
     states = tuple(
         State(inner, request.links.get(inner, ""), outer_initial) for inner, outer_initial in request.initial_states
@@ -86,6 +105,36 @@ def read_step_net(request: Request, problems: Problems) -> StepNet:
     _check_inputs(step_net, request, problems)
     _check_links(step_net, request, problems)
     return step_net
+
+
+def _set_unread_apart(proto: caffe2_pb2.NetDef) -> None:
+    """Give what is written, and not read before it is written anew, a name of its own.
+
+    The RNN executor keeps who writes in order with who reads, but not with who writes next.
+    """
+    used = set(all_names(proto))
+    writes = Counter(blob for operator in proto.op for blob in operator.output)
+    for index, operator in enumerate(proto.op):
+        for position, blob in enumerate(operator.output):
+            # Some operators have to work in place.
+            may_be_apart = writes[blob] > 1 and blob not in operator.input
+            if may_be_apart and _is_written_next(proto.op[index + 1 :], blob):
+                # Not numbered: the copies that `retrieve_step_blobs` makes end in the number of the step.
+                while blob in used:
+                    blob += "_unread"
+                used.add(blob)
+                operator.output[position] = blob
+
+
+def _is_written_next(operators: Iterable[caffe2_pb2.OperatorDef], blob: str) -> bool:
+    """Whether the first of the operators that has to do with `blob` writes and does not read it."""
+    for operator in operators:
+        # What nets in operators read need not be among the inputs.
+        if blob in operator.input or blob in operator.control_input or has_nets(operator):
+            return False
+        if blob in operator.output:
+            return True
+    return False
 
 
 def _check_nets(request: Request, problems: Problems) -> None:
@@ -172,6 +221,17 @@ def _check_links(step_net: StepNet, request: Request, problems: Problems) -> Non
                 "state '{}' is linked to '{}', which is an external input of the step; write to a blob of its own",
                 inner_input,
                 inner_output,
+            )
+    outputs = frozenset(linked.values())
+    for index, operator in enumerate(step_net.proto.op):
+        moved = [blob for blob in operator.output if blob in outputs]
+        if moved and operator.type in REPLACING:
+            problems.add(
+                "step operator {} ({}) writes state output {} to memory of its own, where the engine does not look; "
+                "write to another blob, and link a Copy of that",
+                index,
+                operator.type,
+                names(moved),
             )
     for inner_output, count in Counter(linked.values()).items():
         if count > 1:

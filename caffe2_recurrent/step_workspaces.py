@@ -8,12 +8,13 @@ import functools
 import operator
 import re
 import warnings
-from typing import Any, Counter, FrozenSet, List, Optional, Tuple
+from typing import Any, Counter, FrozenSet, List, Optional, Sequence, Tuple
 
 from caffe2.python import core, workspace
 
 from caffe2_recurrent.executor import ENABLE
-from caffe2_recurrent.loop import Loop, read_loops
+from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loop_reading import read_loops
 from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.problems import Problems, given, names
 
@@ -41,27 +42,14 @@ def retrieve_step_blobs(net: core.Net, prefix: str = "rnn") -> List[bytes]:
     Raises:
         TypeError: all arguments that are of the wrong type.
         ValueError: the loops that have not run, and those without a backward step that ran fewer steps than they have
-            workspaces, 2 or, with the RNN executor, 4: all of them.
+            workspaces, 2 or, with the RNN executor, 4: all of them. A loop with a blob that no operator has written.
 
     Warns:
         UserWarning: names that two blobs share all the same (`x1` at step 0, `x` at step 10); the later one is kept.
 
     Source: caffe2/operators/rnn/recurrent_network_blob_fetcher_op.h.
     """
-    loops = _read(net, prefix)
-    found: List[bytes] = []
-    seen: FrozenSet[str] = frozenset()
-    counts: Counter[str] = collections.Counter()
-    for number, loop in enumerate(loops, start=1):
-        own = _own_blobs(loop)
-        listing = "{}_{}".format(prefix, number)
-        beginning = prefix if seen.isdisjoint(own) else listing
-        fetched = _fetch(loop.workspaces, beginning, listing)
-        step_number = re.compile(re.escape("{}_{}".format(beginning, loop.timestep)) + r"(_rnnexec_t\d+)?\d+$")
-        counts.update(name for name in map(bytes.decode, fetched) if not step_number.match(name))
-        seen = seen.union(own)
-        found.extend(fetched)
-    ambiguous = [name for name, count in counts.items() if count > 1]
+    found, ambiguous = copy_step_blobs("retrieve_step_blobs", _read(net, prefix), prefix)
     if ambiguous:
         warnings.warn(
             "retrieve_step_blobs: different blobs of the steps are called {} here; only the last of each is kept: "
@@ -69,6 +57,35 @@ def retrieve_step_blobs(net: core.Net, prefix: str = "rnn") -> List[bytes]:
             stacklevel=2,
         )
     return found
+
+
+def copy_step_blobs(caller: str, loops: Sequence[Loop], prefix: str) -> Tuple[List[bytes], List[str]]:
+    """The names of the copies, and those that several blobs have, of which only the last is kept.
+
+    Raises `ValueError`, in the name of `caller`, where the engine cannot copy a blob; those made by then are gone.
+    """
+    before = frozenset(workspace.Blobs())
+    found: List[bytes] = []
+    seen: FrozenSet[str] = frozenset()
+    counts: Counter[str] = collections.Counter()
+    for number, loop in enumerate(loops, start=1):
+        own = _own_blobs(loop)
+        listing = "{}_{}".format(prefix, number)
+        beginning = prefix if seen.isdisjoint(own) else listing
+        try:
+            fetched = _fetch(loop.workspaces, beginning, listing)
+        except RuntimeError as error:
+            for blob in frozenset(workspace.Blobs()) - before:
+                workspace.C.Workspace.current.remove_blob(blob)
+            raise ValueError(
+                "{}: the engine cannot copy what the steps of loop '{}' keep: an operator has an output that it does "
+                "not write, as Dropout has its mask with is_test=1".format(caller, loop.name)
+            ) from error
+        step_number = re.compile(re.escape("{}_{}".format(beginning, loop.timestep)) + r"(_rnnexec_t\d+)?\d+$")
+        counts.update(name for name in map(bytes.decode, fetched) if not step_number.match(name))
+        seen = seen.union(own)
+        found.extend(fetched)
+    return found, [name for name, count in counts.items() if count > 1]
 
 
 def has_run(loop: Loop) -> bool:

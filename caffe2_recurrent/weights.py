@@ -49,7 +49,7 @@ def InitFromLSTMParams(  # noqa: N802
     _check_sides(lstm_pblobs, param_values, problems)
     stacked: List[Tuple[str, np.ndarray]] = []
     for side in (side for side in SIDES if side in param_values):
-        _check_gates(side, param_values[side], problems)
+        check_gate_names("param_values['{}']".format(side), param_values[side], problems)
         for role, gates in GetLSTMParamNames().items():
             blob = lstm_pblobs.get(side, {}).get(role)
             value = None if blob is None else _stack(blob, side, gates, param_values[side], problems)
@@ -116,14 +116,15 @@ def _check_sides(lstm_pblobs: Mapping[str, Any], param_values: Mapping[str, Any]
             problems.add("lstm_pblobs has no {} for '{}'", names(missing), side)
 
 
-def _check_gates(side: str, values: Mapping[str, Any], problems: Problems) -> None:
-    expected = [gate for role in ROLES for gate in GetLSTMParamNames()[role]]
+def check_gate_names(role: str, values: Mapping[Any, Any], problems: Problems) -> None:
+    """Notes what a dict for the gates of one side, called `role`, lacks or has beyond `GetLSTMParamNames`."""
+    expected = [gate for of_role in ROLES for gate in GetLSTMParamNames()[of_role]]
     missing = [gate for gate in expected if gate not in values]
     unknown = [gate for gate in values if gate not in expected]
     if missing:
-        problems.add("param_values['{}'] lacks {}", side, names(missing))
+        problems.add("{} lacks {}", role, names(missing))
     if unknown:
-        problems.add("param_values['{}'] has {}; GetLSTMParamNames lists what it takes", side, names(unknown))
+        problems.add("{} has {}; GetLSTMParamNames lists what it takes", role, names(unknown))
 
 
 def _check_types(lstm_pblobs: Any, param_values: Any) -> None:

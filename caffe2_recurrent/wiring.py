@@ -12,7 +12,6 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.step_net import StepNet
 
 STEP_WORKSPACES = "step_workspaces"
-STEP_NETS = ("step_net", "backward_step_net")
 
 
 class Link(NamedTuple):

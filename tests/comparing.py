@@ -110,7 +110,7 @@ def output_gradients(step_net, options, outputs):
 
 
 def reference_gradients(step_net, **options):
-    """Central differences in float64 of the loss whose output gradients `run` feeds."""
+    """Derivatives in float64 of the loss whose output gradients `run` feeds."""
     values = doubles(step_net)
     seeds = output_gradients(step_net, options, reference_outputs(step_net, values))
 

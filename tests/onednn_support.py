@@ -1,7 +1,6 @@
 """Nets with oneDNN's operators in tests: made without trials, and looked into."""
 
 import contextlib
-import functools
 
 import pytest
 from caffe2.proto import caffe2_pb2
@@ -103,18 +102,11 @@ def cell_of(name, variant):
     return VARIANTS[variant](CELLS[NAMES.index(name)])
 
 
-@functools.lru_cache(maxsize=None)
-def reference(name, variant):
-    """Outputs, and gradients by name, of the numpy loop; central differences take longer than a net does."""
-    cell = cell_of(name, variant)
-    return cell.reference(), cell.reference_gradients()
-
-
 def assert_cell(name, variant, rewrite):
     """A layer of the registry, rewritten, has the values and gradients of the numpy loop."""
-    outputs, gradients, _ = cell_of(name, variant).run(executor=False, rewrite=rewrite)
-    expected_outputs, expected_gradients = reference(name, variant)
-    for index, expected in enumerate(expected_outputs):
+    cell = cell_of(name, variant)
+    outputs, gradients, _ = cell.run(executor=False, rewrite=rewrite)
+    for index, expected in enumerate(cell.reference()):
         comparing.assert_close(outputs[index], expected, index)
-    for blob, expected in expected_gradients.items():
+    for blob, expected in cell.reference_gradients().items():
         comparing.assert_close(gradients[blob], expected, blob)

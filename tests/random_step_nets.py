@@ -63,7 +63,7 @@ class _Program:
 def step_net(seed, sequences=1, operators=8):
     """A random `StepNet`; its state outputs are the blobs written last, so that most operators matter.
 
-    Products may grow without bound over the steps, where central differences say nothing: such a net is drawn again.
+    Products may grow without bound over the steps, where rounding is all there is: such a net is drawn again.
     """
     while True:
         found = _draw(seed, sequences, operators)

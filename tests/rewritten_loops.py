@@ -66,7 +66,7 @@ def assert_kept(step_net, rules, **options):
 
 
 def assert_right(step_net, rules, **options):
-    """As `assert_kept`, and equal to the numpy loop and its central differences."""
+    """As `assert_kept`, and equal to the numpy loop and its numerical gradients."""
     report = assert_kept(step_net, rules, **options)
     found, _ = run(step_net, rules, **options)
     for number, expected in enumerate(comparing.reference_outputs(step_net)):

@@ -28,7 +28,7 @@ class StepNet:
     outer: Dict[str, np.ndarray]
     timestep: Optional[Any] = None
     options: Dict[str, Any] = field(default_factory=dict)
-    # Blobs through which no gradient goes, whatever central differences would say.
+    # Blobs through which no gradient goes, whatever a numerical one would say.
     stopped: Tuple[str, ...] = ()
 
     @property
@@ -222,6 +222,17 @@ def undifferentiated_reference():
     return step_net
 
 
+def initial_state_compared_in_the_step():
+    """It is a reference as well, but one without a gradient."""
+    make = Maker()
+    x, h = make.sequence(), make.state(shape=(1, N, D))
+    make.cell.AddExternalInputs("h_initial")
+    whole = make.cell.Cast(make.cell.Cast("h_initial", "whole", to=core.DataType.INT64), "fixed", to=1)
+    fixed = make.cell.StopGradient(whole, whole)
+    make.link(h, make.cell.Tanh(make.cell.Sum([make.cell.Mul([x, h], "xh"), fixed], "total"), "h_t"))
+    return make.done()
+
+
 AS_CAFFE2 = [
     lstm,
     lstm_recomputed,
@@ -239,6 +250,7 @@ AS_CAFFE2 = [
     several_parameters,
     custom_timestep,
     undifferentiated_reference,
+    initial_state_compared_in_the_step,
 ]
 
 
@@ -386,6 +398,79 @@ def initial_state_read_in_the_step():
     return make.done()
 
 
+def sequence_read_whole():
+    """The sequence that a step sees a slice of is a reference as well."""
+    make = Maker()
+    x, h = make.sequence(), make.state()
+    make.cell.AddExternalInputs("X")
+    whole = make.cell.ReduceFrontSum("X", "whole")
+    both = make.cell.Mul([make.cell.Mul([x, h], "xh"), make.cell.ExpandDims(whole, "whole_t", dims=[0])], "both")
+    make.link(h, make.cell.Tanh(both, "h_t"))
+    return make.done(outputs_with_grads="auto")
+
+
+def gradients_written_in_turn():
+    """Those of Sqrt and Pow are made by two or three operators; what these read is read elsewhere too."""
+    make = Maker()
+    x, h = make.sequence(), make.state()
+    opened, squared = make.cell.Sigmoid(x, "opened"), make.cell.Pow(x, "squared", exponent=2.0)
+    cubed, root = make.cell.Pow(x, "cubed", exponent=3.0), make.cell.Sqrt(opened, "root")
+    parts = make.cell.Sum([root, opened, squared, cubed], "parts")
+    make.link(h, make.cell.Tanh(make.cell.Mul([parts, make.cell.Sum([x, h], "xh")], "both"), "h_t"))
+    return make.done()
+
+
+def read_twice_by_one_operator():
+    """Two gradients that are added up, each of its own operators; that of Pow is made by several in turn besides."""
+    make = Maker()
+    x, h = make.sequence(), make.state()
+    opened = make.cell.Sigmoid(x, "opened")
+    gram = make.cell.BatchMatMul([opened, opened], "gram", trans_b=1)
+    parts = [make.cell.BatchMatMul([gram, opened], "mixed"), make.cell.Pow([opened, opened], "power")]
+    make.link(h, make.cell.Tanh(make.cell.Sum([*parts, make.fc(h, "u")], "total"), "h_t"))
+    return make.done()
+
+
+def written_twice_before_it_is_read():
+    """The RNN executor would run the three in any order, as nothing reads the first two results."""
+    make = Maker()
+    x, h = make.sequence("x_t", 2 * D), make.state()
+    first, _ = make.cell.Split(x, ["first", "again"], axis=2)
+    bounded = make.cell.Tanh(h, "bounded")
+    make.cell.Sigmoid(bounded, "again")
+    make.cell.Mul([make.cell.Sigmoid(first, "opened"), first], "again")
+    make.link(h, make.cell.Tanh(make.cell.Sum(["again", bounded], "total"), "h_t"))
+    return make.done()
+
+
+def overwritten_before_their_gradients():
+    """Gradients that are made of what their operators have read, and written over."""
+    make = Maker()
+    x, h = make.sequence(), make.state()
+    squared, cubed = make.cell.Mul([x, h], "squared"), make.cell.Scale(x, "cubed", scale=2.0)
+    make.cell.Sqr(squared, squared)
+    make.cell.Pow(cubed, cubed, exponent=3.0)
+    opened = make.cell.Sigmoid(make.cell.Sum([x, cubed], "xc"), "opened")
+    logarithm = make.cell.Scale(opened, "logarithm", scale=2.0)
+    make.cell.Log(logarithm, logarithm)
+    make.cell.Mul([logarithm, squared], logarithm)
+    make.cell.Mul([logarithm, opened], logarithm)
+    make.link(h, make.cell.Tanh(make.cell.Sum([logarithm, make.fc(h, "u")], "total"), "h_t"))
+    return make.done(recompute_blobs_on_backward=scoped("squared", "xc"))
+
+
+def part_of_a_split_changed_in_place():
+    """No gradient reaches that part; the zeros in its place need nothing but its shape."""
+    make = Maker()
+    x, h = make.sequence("x_t", 2 * D), make.state()
+    first, second = make.cell.Split(x, ["first", "second"], axis=2)
+    make.cell.StopGradient(second, second)
+    whole = make.cell.Cast(make.cell.Cast(second, "whole", to=core.DataType.INT64), "fixed", to=1)
+    fixed = make.cell.StopGradient(whole, whole)
+    make.link(h, make.cell.Tanh(make.cell.Sum([make.cell.Mul([first, h], "xh"), fixed], "total"), "h_t"))
+    return make.done()
+
+
 def exported_blob_that_is_no_state():
     """Something to look at with `retrieve_step_blobs`: nothing outside gives it a gradient."""
     make = Maker()
@@ -419,6 +504,12 @@ MENDED = [
     several_sequences,
     several_sequences_auto,
     initial_state_read_in_the_step,
+    sequence_read_whole,
+    gradients_written_in_turn,
+    read_twice_by_one_operator,
+    written_twice_before_it_is_read,
+    overwritten_before_their_gradients,
+    part_of_a_split_changed_in_place,
     exported_blob_that_is_no_state,
     recomputed_state_output,
 ]

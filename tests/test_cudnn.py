@@ -13,7 +13,7 @@ from caffe2.python.modeling.parameter_sharing import ParameterSharing
 
 import comparing
 import numpy_cudnn
-from caffe2_recurrent import LSTM, GetLSTMParamNames, InitFromLSTMParams, check_gradients, cudnn, cudnn_LSTM
+from caffe2_recurrent import LSTM, GetLSTMParamNames, InitFromLSTMParams, check_gradients, cudnn_LSTM, cudnn_machine
 from caffe2_recurrent.cudnn import check_can_run
 from errors_support import listed, model_snapshot
 
@@ -445,12 +445,12 @@ class Machine:
 
 @pytest.fixture
 def without_gpu(monkeypatch):
-    monkeypatch.setattr(cudnn, "workspace", Machine(0))
+    monkeypatch.setattr(cudnn_machine, "workspace", Machine(0))
 
 
 @pytest.fixture
 def with_gpu(monkeypatch):
-    monkeypatch.setattr(cudnn, "workspace", Machine(1))
+    monkeypatch.setattr(cudnn_machine, "workspace", Machine(1))
 
 
 def test_building_without_a_gpu_warns(without_gpu):
@@ -701,7 +701,7 @@ def test_failure_halfway_leaves_the_model(monkeypatch):
     def fail(*_):
         raise RuntimeError("half way")
 
-    monkeypatch.setattr(cudnn._Cudnn, "extract", fail)
+    monkeypatch.setattr("caffe2_recurrent.cudnn._Cudnn.extract", fail)
     assert refused(RuntimeError, return_params=True) == "half way"
     model = ModelHelper("model")
     refused(RuntimeError, model, return_params=True)

@@ -207,9 +207,9 @@ def test_what_is_kept_in_the_place_of_the_sequence():
 def test_what_is_kept_in_a_blob_of_the_net():
     model = support.built_layer(cells.CELLS[0], optimised=True)
     graph = graph_of(model)
-    assert ("step: cell_t_gate_factors", "outer: i2h_grad") in edges(graph, Kind.FLOW)
-    assert ("step: cell_t_gate_factors", "backward: cell_t_gate_factors") in edges(graph, Kind.KEPT)
-    assert small_print(graph)["step: cell_t_gate_factors"] == "[t], 96 bytes"
+    assert ("step: cell_t_gate_factors_linked", "outer: i2h_grad") in edges(graph, Kind.FLOW)
+    assert ("step: cell_t_gate_factors_linked", "backward: cell_t_gate_factors_linked") in edges(graph, Kind.KEPT)
+    assert small_print(graph)["step: cell_t_gate_factors_linked"] == "[t], 96 bytes"
     assert "ATen tanh" in [node.lines[0].text for node in graph.nodes]
 
 

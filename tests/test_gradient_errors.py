@@ -97,6 +97,7 @@ def test_a_part_without_a_gradient_that_is_overwritten():
     def build(cell, x, h):
         first, second = cell.Split(x, ["first", "second"], axis=2)
         cell.Tanh(cell.Mul([first, h], "product"), "h_t")
+        cell.Sigmoid(second, "seen")
         cell.Copy(h, second)
 
     text = Loop(build).refused(ValueError)
@@ -129,6 +130,22 @@ def test_dense_and_sparse_gradient_of_one_blob():
         "cannot be added: "
     )
     assert "mix of sparse and dense" in text
+
+
+@pytest.mark.parametrize("kind, result", [("Copy", "rows_of"), ("Sqr", "rows_of"), ("Sqr", "table_t")])
+def test_sparse_gradient_of_a_blob_that_the_step_computes(kind, result):
+    """Also of one that is made in place."""
+
+    def step(cell, x, h):
+        table, rows = cell.AddExternalInputs("table", "rows")
+        getattr(cell, kind)(cell.Scale(table, "table_t", scale=2.0), result)
+        gathered = cell.Gather([result, rows], "gathered")
+        cell.Sum([cell.ExpandDims(gathered, "gathered_t", dims=[0]), h], "h_t")
+
+    assert (
+        "step operator 1 ({0}, writing '{1}') passes no sparse gradient back, and that of '{1}' is one, as it is read "
+        "row by row; read rows of a blob that the step does not compute".format(kind, result)
+    ) in Loop(step).refused(ValueError)
 
 
 def test_gradients_from_two_devices():
@@ -372,6 +389,22 @@ def test_random_operator():
     assert text == CALLS + (
         "recompute_blobs_on_backward would run step operator 1 (Dropout) again, which draws other numbers; "
         "keep 'kept', 'mask'"
+    )
+
+
+def shown(cell, x, h):
+    cell.Mul([x, h], "z")
+    cell.Alias("z", "seen")
+    cell.Tanh("seen", "h_t")
+
+
+@pytest.mark.parametrize("blobs", [["z"], ["z", "seen"]], ids=", ".join)
+def test_recomputing_what_another_name_shows(blobs):
+    """The steps of the RNN executor would write to it while another one reads it by that name."""
+    text = Loop(shown).refused(ValueError, recompute_blobs_on_backward=blobs)
+    assert text == CALLS + (
+        "recompute_blobs_on_backward names 'z', which step operator 1 (Alias) shows as 'seen': another step might "
+        "overwrite it before that is read; use Copy there"
     )
 
 

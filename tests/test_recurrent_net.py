@@ -337,3 +337,25 @@ def test_what_is_put_in_beside_a_step_is_on_the_device_of_the_step_or_of_the_sco
         (copy,) = [operator for operator in step.op if operator.type == "Copy"]
         found.append(list(copy.device_option.extra_info))
     assert found == [["scope"], ["step"]]
+
+
+def test_what_nothing_reads_has_a_name_of_its_own():
+    """In place, or read by a net of an operator that need not list it, a blob keeps its name."""
+    cell = core.Net("step")
+    x, h = cell.AddExternalInputs("x_t", "h")
+    cell.Tanh(x, "z")
+    cell.Relu(x, "z")
+    cell.Sigmoid(x, "z")
+    cell.Sigmoid("z", "z")
+    cell.Tanh(x, "z")
+    inner = caffe2_pb2.NetDef(op=[core.CreateOperator("Copy", ["z"], ["y"])])
+    cell.If(["condition"], ["y"], then_net=inner)
+    cell.Tanh(x, "z")
+    cell.Add(["z", h], "h_t")
+    before = cell.Proto().SerializeToString()
+    net = core.Net("outer")
+    recurrent_net(net, cell, [("x_t", "x")], [("h", "h0")], {"h": "h_t"}, forward_only=True)
+    (step,) = [given.n for given in net.Proto().op[0].arg if given.name == "step_net"]
+    written = [blob for operator in step.op for blob in operator.output]
+    assert written == ["z_unread", "z_unread_unread", "z", "z", "z", "y", "z", "h_t"]
+    assert cell.Proto().SerializeToString() == before

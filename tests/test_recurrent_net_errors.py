@@ -23,6 +23,10 @@ POSITIONS = "outputs_with_grads takes positions of outputs, like (0, 2), or 'aut
 
 WRONG_TYPES = {
     "inputs missing": ({"inputs": None}, "inputs must be a list of " + PAIRS + "; got None of type NoneType"),
+    "inputs an array without dimensions": (
+        {"inputs": np.array(1)},
+        "inputs must be a list of " + PAIRS + "; got array(1) of type ndarray",
+    ),
     "inputs a name": ({"inputs": "x_t"}, "inputs must be a list of " + PAIRS + "; got 'x_t' of type str"),
     "inputs bytes": ({"inputs": b"x_t"}, "inputs must be a list of " + PAIRS + "; got b'x_t' of type bytes"),
     # Walking a dict gives its keys alone.
@@ -309,6 +313,18 @@ def test_state_that_the_step_net_does_not_declare():
         "state 'c_prev' is no external input of the step net, which has 'x_t', 'h_prev'; "
         "declare it with AddExternalInput",
         "state 'c_prev' is linked to 'c_t', which no step operator writes; the step writes 'h_t'",
+    )
+
+
+@pytest.mark.parametrize("kind, options", [("Alias", {}), ("AliasWithName", {}), ("ATen", {"operator": "tanh"})])
+def test_state_output_in_memory_of_its_own(kind, options):
+    def step(cell, x, h):
+        getattr(cell, kind)([cell.Mul([x, h], "z")], ["h_t"], **options)
+
+    text = Loop(step).refused(ValueError, forward_only=True)
+    assert text == CALLS + (
+        "step operator 1 ({}) writes state output 'h_t' to memory of its own, where the engine does not look; "
+        "write to another blob, and link a Copy of that".format(kind)
     )
 
 

@@ -12,7 +12,7 @@ import rewriting_support as support
 import step_memory
 import step_nets
 from caffe2_recurrent import LSTM, MILSTM, optimize, recurrent_net, retrieve_step_blobs
-from caffe2_recurrent.loop import read_loops
+from caffe2_recurrent.loop_reading import read_loops
 from caffe2_recurrent.rewriting.rules import RULES, forward_links
 from caffe2_recurrent.rewriting.subjects import Seconds
 from onednn_support import make_up
@@ -244,6 +244,17 @@ def test_a_gpu():
     model, _ = support.lstm()
     support.operator(model.net).device_option.device_type = caffe2_pb2.CUDA
     assert_left_alone(model.net, "it does not run on a CPU, and the rules are made for CPUs")
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["step", "backward step"])
+def test_nets_in_steps(which):
+    """Rules rename blobs, which operators in such nets would not hear of."""
+    model, _ = support.lstm()
+    kind, name = ((support.LOOP, "step_net"), (support.GRADIENT, "backward_step_net"))[which]
+    inner = caffe2_pb2.NetDef(op=[core.CreateOperator("Copy", ["layer/gates_t"], ["layer/gates_t"])])
+    branch = core.CreateOperator("If", ["condition", "layer/gates_t"], ["layer/gates_t"], then_net=inner)
+    support.argument(support.operator(model.net, kind), name).n.op.append(branch)
+    assert_left_alone(model.net, "its steps have operators that run nets (If), and rules do not look into these")
 
 
 def test_windows():

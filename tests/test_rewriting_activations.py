@@ -5,7 +5,7 @@ from caffe2.python import workspace
 
 import comparing
 from caffe2_recurrent import optimize, recurrent_net
-from caffe2_recurrent.loop import read_loops
+from caffe2_recurrent.loop_reading import read_loops
 from caffe2_recurrent.rewriting import vectorised
 from caffe2_recurrent.rewriting.rules import activations
 from caffe2_recurrent.rewriting.widths import elements, width
@@ -223,9 +223,10 @@ def test_sizes_before_an_operator_in_place():
     make = Maker()
     x, h = make.sequence(size=6), make.state()
     y = make.cell.Tanh(x, "y")
+    make.cell.Relu(y, "seen")
     make.cell.FC([h, "w", "b"], y)
     make.link(h, make.cell.Negative(h, "h_t"))
     net, _ = comparing.build(recurrent_net, make.done(forward_only=True))
     (loop,) = read_loops(net.Proto()).values()
     sizes = Sizes({"X": (5, 2, 6), "b": (7,)})
-    assert [width(loop, sizes, "y", before) for before in (1, 2, None)] == [6, 7, 7]
+    assert [width(loop, sizes, "y", before) for before in (1, 2, 3, None)] == [6, 6, 7, 7]

@@ -2,8 +2,10 @@
 
 import pytest
 
+import comparing
 import rewriting_support as support
-from caffe2_recurrent import optimize
+import step_nets
+from caffe2_recurrent import optimize, recurrent_net
 from caffe2_recurrent.rewriting import vectorised
 from caffe2_recurrent.rewriting.rules import broadcasts
 from onednn_support import leaving_no_trace
@@ -95,9 +97,10 @@ def test_refuses_what_works_in_place():
     assert why(RULE, changed, SHAPES)[1] == "it works in place"
 
 
-def test_refuses_axes():
+@pytest.mark.parametrize("axis", [{"axis": 0}, {"axis_str": "C", "order": "NCHW"}], ids=str)
+def test_refuses_axes(axis):
     changed = loop()
-    set_argument(writing(changed, "scaled"), broadcast=1, axis=0)
+    set_argument(writing(changed, "scaled"), broadcast=1, **axis)
     reason = "it says which axes belong together, which ATen cannot be told"
     assert why(RULE, changed, SHAPES)[0] == reason
 
@@ -134,3 +137,17 @@ def test_both_are_tried():
     with leaving_no_trace():
         found = [vectorised.aten_broadcasts_faster.__wrapped__(kind, (7, 3, 5), (1, 3, 5)) for kind in ("Add", "Mul")]
     assert set(found) <= {True, False}
+
+
+@pytest.mark.parametrize("trials", [True, False])
+def test_slices_of_more_dimensions(trials):
+    """[1, N, 4, D] times [4, D]: what runs so must not be tried as if it were [1, N, D]."""
+    make = step_nets.Maker()
+    x, h = make.sequence(), make.state()
+    make.value("X", T, N, 4, D)
+    product = make.cell.Mul([x, make.reference("A", 4, D)], "product")
+    mean = make.cell.ReduceMean(product, "mean", axes=[2], keepdims=0)
+    make.link(h, make.cell.Tanh(make.cell.Sum([mean, h], "sum"), "h_t"))
+    step_net = make.done(outputs_with_grads="auto")
+    outputs, gradients = comparing.run(recurrent_net, step_net, rewrite=lambda net: optimize(net, trials=trials))
+    comparing.assert_outputs_and_gradients(step_net, outputs, gradients)

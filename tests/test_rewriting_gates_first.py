@@ -10,7 +10,7 @@ import rewriting_support as support
 import test_rewriting_joined_sequence as joined
 import test_rewriting_sequence_bias as biases
 from caffe2_recurrent import LSTM, optimize
-from caffe2_recurrent.loop import read_loops
+from caffe2_recurrent.loop_reading import read_loops
 from caffe2_recurrent.rewriting import columns, trial
 from caffe2_recurrent.rewriting.lstm_forms import FORMS, ByKind, ByTanh
 from caffe2_recurrent.rewriting.rules import RULES, gates_first, lstm_unit

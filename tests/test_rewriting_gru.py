@@ -370,7 +370,7 @@ def no_gradient_of_the_gates():
 
 @pytest.mark.parametrize("make", [no_gradient, no_gradient_of_the_gates], ids=lambda make: make.__name__)
 def test_where_gradients_stop(make):
-    """The numpy loop's central differences would see a gradient."""
+    """The numpy loop's numerical gradients would see one."""
     step_net = make()
     expected, plain_gradients = comparing.run(recurrent_net, step_net)
     workspace.ResetWorkspace()

@@ -158,7 +158,13 @@ def test_operators_of_the_backward_step_move():
 
 @pytest.mark.parametrize("make", step_nets.AS_CAFFE2 + step_nets.MENDED, ids=lambda make: make.__name__)
 def test_registry(make):
-    expected = {"multiplicative": 1, "undifferentiated_reference": 1, "sparse_and_twice": 5}
+    expected = {
+        "multiplicative": 1,
+        "undifferentiated_reference": 1,
+        "initial_state_compared_in_the_step": 3,
+        "sequence_read_whole": 2,
+        "sparse_and_twice": 5,
+    }
     assert assert_kept(make()).counts == {RULE: expected.get(make.__name__, 0)}
 
 

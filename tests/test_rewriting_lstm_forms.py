@@ -1,11 +1,13 @@
 """`lstm_unit`: the forms of its operators, each wherever the rule goes, and which of them is taken."""
 
+import re
+
 import pytest
 from caffe2.python import workspace
 
 import rewriting_support as support
 from caffe2_recurrent import MILSTM, optimize
-from caffe2_recurrent.loop import read_loops
+from caffe2_recurrent.loop_reading import read_loops
 from caffe2_recurrent.rewriting import vectorised
 from caffe2_recurrent.rewriting.lstm_forms import FORMS, ByKind, BySigmoid, ByTanh, WithoutCandidate
 from caffe2_recurrent.rewriting.rules import lstm_unit
@@ -68,7 +70,7 @@ WITHOUT_MEMORY = pytest.mark.parametrize(
 
 def kept_gates(loop):
     """By the name that they have, since Caffe2 calls its states otherwise."""
-    (kept,) = [blob for blob in loop.written if blob.split("_shared")[0].endswith("_kept_gates")]
+    (kept,) = [blob for blob in loop.written if re.search("_kept_gates(_shared|_linked)?$", blob)]
     return kept
 
 

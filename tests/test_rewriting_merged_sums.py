@@ -275,3 +275,15 @@ def test_refuses_gradients_that_are_added_up():
     assert reasons(net, RULE) == {
         "Sum '{}' -> Sum 'more'".format(name): "'{}' is needed outside of the step".format(name)
     }
+
+
+def test_what_was_a_zero_among_the_addends_of_a_sum_goes_with_it():
+    """x is seen as x_t and as y_t, of which the step makes nothing: its gradient is a sum, and that with zeros."""
+    make = step_nets.Maker()
+    x, h = make.sequence(), make.state()
+    make.inputs.append((make.cell.AddExternalInput("y_t"), make.inputs[0][1]))
+    make.link(h, make.cell.Sum([make.cell.Mul([x, h], "xh"), make.cell.Sqr(x, "xx")], "h_t"))
+    net, _, _ = build(make.done(outputs_with_grads="auto"))
+    report = optimize(net, trials=False)
+    assert {report.counts["merged_sums"], report.counts["zero_gradients"]} == {1}
+    assert not optimize(net, trials=False).total

@@ -22,7 +22,7 @@ from caffe2_recurrent import (
     step_times,
     step_values,
 )
-from caffe2_recurrent.loop import read_loops
+from caffe2_recurrent.loop_reading import read_loops
 from caffe2_recurrent.operators import is_on_onednn
 from caffe2_recurrent.rewriting import onednn, separate_rows, step_products, vectorised
 from caffe2_recurrent.rewriting.step_products import Size

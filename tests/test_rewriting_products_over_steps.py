@@ -7,13 +7,14 @@ from caffe2.python import workspace
 import comparing
 import rewriting_support as support
 from caffe2_recurrent import optimize, recurrent_net
-from caffe2_recurrent.loop import read_loops
+from caffe2_recurrent.loop_reading import read_loops
 from caffe2_recurrent.operators import is_on_onednn
 from caffe2_recurrent.rewriting import onednn, onednn_convolutions, onednn_over_steps, separate_rows
 from caffe2_recurrent.rewriting.onednn_over_steps import Layout, layouts
 from caffe2_recurrent.rewriting.rules import products_over_steps
 from caffe2_recurrent.rewriting.rules.products_over_steps import Size
 from caffe2_recurrent.rewriting.subjects import Seconds
+from caffe2_recurrent.sizes import find_sizes
 from net_products_support import (
     GRADIENT,
     PRODUCT,
@@ -25,7 +26,7 @@ from net_products_support import (
 )
 from onednn_support import EVERY_CELL, assert_cell, assert_placed, in_ifs, inner_nets
 from step_nets import D, Maker, N, T
-from test_rewriting_rules import EVERY_STEP_NET
+from test_rewriting_rules import EVERY_STEP_NET, loop_of
 
 RULE = "products_over_steps"
 MOVED = ["sequence_operators", "parameter_gradients", RULE]
@@ -559,3 +560,15 @@ def test_no_steps(rules, index, monkeypatch):
     rewrite = support.Optimised(rules)
     support.assert_same(support.run_without_steps(rewrite), expected)
     assert rewrite.report.counts[RULE] >= 2, str(rewrite.report)
+
+
+def test_sizes_of_what_has_been_rewritten():
+    """A second call knows as much as the first, also of what a product by oneDNN makes, with a bias that ATen makes."""
+    model, _ = support.lstm()
+    report = optimize(model, ["scaled_weights", "lstm_unit", "sequence_bias", RULE], even_if_slower=True)
+    assert report.counts["sequence_bias"] and report.counts[RULE]
+    found = loop_of(model.net)
+    sizes = find_sizes(model.net.Proto(), None, {})
+    assert found.inputs[0] == "layer/i2h_with_bias"
+    assert sizes.shape(found.inputs[0]) == (support.T, support.N, 4 * support.D)
+    assert any(operator.type == "If" for operator in model.net.Proto().op)

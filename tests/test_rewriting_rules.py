@@ -10,7 +10,8 @@ import comparing
 import rewriting_support as support
 import step_nets
 from caffe2_recurrent import GRU, LSTM, optimize, recurrent_net
-from caffe2_recurrent.loop import Parameter, read_loops
+from caffe2_recurrent.loop import Parameter
+from caffe2_recurrent.loop_reading import read_loops
 from caffe2_recurrent.rewriting import over_steps
 from caffe2_recurrent.rewriting.lstm_forms import ByTanh
 from caffe2_recurrent.rewriting.rules import RULES, executor_threads, lstm_unit
@@ -152,6 +153,7 @@ def lstm_loop(**options):
 
 
 SHAPES = {"layer/i2h": (9, 3, 16), "layer/gates_t_w": (16, 4), "h0": (1, 3, 4), "c0": (1, 3, 4)}
+SHAPES.update({"layer/lstm_shift": (16,), "layer/lstm_scale": (16,)})
 
 
 def why(name, loop, shapes=SHAPES, loss=False):
@@ -316,6 +318,19 @@ def test_a_product_along_another_axis_keeps_its_gradient():
     assert reasons_in(report, "parameter_gradients") == ["it works along another axis than the last of [1, N, K]"]
 
 
+@pytest.mark.parametrize("shape", [(3, 1, 3), (3, 3, 1)], ids=str)
+def test_weights_of_three_dimensions_keep_their_gradient(shape):
+    def make():
+        make = Maker()
+        x, h = make.sequence(), make.state()
+        product = make.cell.FC([h, make.reference("w", *shape), make.reference("b", 3)], "u", axis=2)
+        make.link(h, make.cell.Tanh(make.cell.Mul([x, product], "xu"), "h_t"))
+        return make.done()
+
+    report = run_both(make, (3, 2, 3))
+    assert reasons_in(report, "parameter_gradients") == ["'w' has 3 dimensions"]
+
+
 def test_a_sequence_of_matrices_keeps_its_gradient():
     def make():
         make = Maker()
@@ -463,6 +478,23 @@ def test_scaled_weights_refuses():
     assert why("scaled_weights", loop) == [None]
     scaling.input[2] = "layer/input_t"
     assert why("scaled_weights", loop) == ["what it is scaled with is not the same in all steps"]
+    loop, adding, scaling = scaled_loop()
+    assert why("scaled_weights", loop, dict(SHAPES, **{"layer/lstm_scale": (1, 16)})) == [
+        "'layer/lstm_scale' is not known to be a vector; give shapes"
+    ]
+    assert why("scaled_weights", loop, dict(SHAPES, **{"layer/lstm_shift": (1,)})) == [
+        "'layer/lstm_shift' is not as long as 'layer/lstm_scale': 1 and 16"
+    ]
+    wide = {"layer/lstm_shift": (8,), "layer/lstm_scale": (8,)}
+    transposed = "layer/gates_t_w_transposed"
+    assert why("scaled_weights", loop, dict(SHAPES, **wide, **{transposed: (4, 16)})) == [
+        "'layer/lstm_scale' has 8 numbers for 16 columns"
+    ]
+    set_argument(scaling, value=2.0)
+    assert why("scaled_weights", loop) == []
+    loop, adding, scaling = scaled_loop()
+    scaling.output[0] = "layer/input_t"
+    assert why("scaled_weights", loop) == ["it writes over what is added"]
     loop, adding, scaling = scaled_loop()
     adding.input.append("layer/input_t")
     assert why("scaled_weights", loop) == ["it adds 3 blobs"]

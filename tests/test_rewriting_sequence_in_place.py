@@ -106,7 +106,7 @@ def test_nothing_is_made_again_in_the_end():
     optimize(model, [RULE, "gradient_buffer"], even_if_slower=True)
     loop = loop_of(model.net)
     assert [operator.type for operator in loop.gradient.operators][0] == "LSTMUnitGradient"
-    assert loop.shared == [] and loop.link("layer/gates_t_kept").outer == loop.gradient.sequence
+    assert loop.shared == [] and loop.link("layer/gates_t_linked").outer == loop.gradient.sequence
 
 
 # What it refuses.

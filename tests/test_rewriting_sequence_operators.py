@@ -56,7 +56,7 @@ def test_a_product_with_a_sequence_is_computed_before_the_loop():
     assert moved.type == "FC" and list(moved.input) == ["X", "v_w", "v_b"]
     assert moved.output[0] in loop_operator(net).input
     assert step_types(net) == ["FC", "Sum", "Tanh"]
-    assert "v" in linked(net)
+    assert "v_linked" in linked(net)
     # The backward step still reads x_t.
     assert "x_t" in linked(net) and "x_t" in linked(net, "RecurrentNetworkGradient")
     assert_right(recurrent())

@@ -116,3 +116,18 @@ def test_cells(cell):
     found = assert_true(model.net)
     if cell.name.startswith("attention"):
         assert any(blob.endswith("attention_weights") for blob in found), found
+
+
+def test_slices_have_the_dimensions_of_their_sequence():
+    found = loop()
+    for shape in ((T, N), (T, N, 4, D)):
+        assert end(found, found.operators, {**SHAPES, "loop/X": shape})["x_t"] == (1, *shape[1:])
+
+
+def test_what_no_longer_fits_when_a_1_is_taken_for_more():
+    found = loop()
+    found.operators.append(made("ATen", ["h_initial", "row"], ["y"], operator="add"))
+    shapes = {**SHAPES, "row": (1, D)}
+    assert end(found, found.operators, shapes)["y"] == (N, D)
+    larger = shapes_before(found, Sizes(shapes).when_larger(), found.operators, len(found.operators))
+    assert larger["row"] == (SEVERAL, D) and "y" not in larger

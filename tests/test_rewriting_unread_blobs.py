@@ -89,3 +89,30 @@ def test_what_the_executor_would_not_hold_back_is_not_shared():
     make.cell.Scale(make.cell.Tanh(x, "inside"), "unread", scale=2.0)
     make.link(h, make.cell.Mul([x, h], "h_t"))
     assert shared(make.done()) == ["inside_shared", "unread_shared"]
+
+
+def shown(through):
+    """A step that reads `scaled` by another name, whose memory its backward step reads too, if it is by the input."""
+    make = step_nets.Maker()
+    x, h = make.sequence(), make.state()
+    seen = make.cell.Alias(make.cell.Alias(make.cell.Scale(x, "scaled", scale=2.0), "once"), "twice")
+    # The gradient of Sigmoid reads what it has written, that of Mul what it has read.
+    there = make.cell.Sigmoid(seen, "there") if through == "output" else make.cell.Mul([seen, h], "there")
+    make.link(h, make.cell.Tanh(make.cell.Sum([there, h], "total"), "h_t"))
+    return make.done()
+
+
+@EXECUTOR
+@pytest.mark.parametrize("through", ["output", "input"])
+def test_memory_that_is_read_by_another_name(through, executor):
+    """It is shared where the backward step does not read it, unless the executor, going by names, overwrites it."""
+    step_net, rewrite = shown(through), Optimised(["unread_blobs"])
+
+    def rewritten(net):
+        comparing.configure(net, executor)
+        rewrite(net)
+
+    comparing.assert_outputs_and_gradients(step_net, *comparing.run(recurrent_net, step_net, executor, rewritten))
+    (shared_blobs,) = [made.what for made in rewrite.report.rewrites]
+    assert ("'scaled'" in shared_blobs) == (not executor and through == "output")
+    assert "'total'" in shared_blobs

@@ -11,7 +11,7 @@ import comparing
 import numpy_loop
 import random_step_nets
 import step_nets
-from caffe2_recurrent import LSTM, optimize, recurrent_net, step_values
+from caffe2_recurrent import LSTM, optimize, recurrent_net, retrieve_step_blobs, step_values
 from errors_support import listed
 from numpy_lstm import Case, sigmoid
 
@@ -309,10 +309,10 @@ def test_what_the_backward_step_overwrites():
     gates = step_values(model, "lstm/gates_t")
     assert optimize(model, rules=["gradient_buffer"], even_if_slower=True).total == 1
     workspace.RunNetOnce(model.net)
-    assert refused(ValueError, model, "lstm/gates_t") == (
-        "step_values: the backward step has overwritten 'lstm/gates_t' in each step"
+    assert refused(ValueError, model, "lstm/gates_t_linked") == (
+        "step_values: the backward step has overwritten 'lstm/gates_t_linked' in each step"
     )
-    assert "lstm/gates_t" not in step_values(model)
+    assert "lstm/gates_t_linked" not in step_values(model)
     assert not np.allclose(workspace.FetchBlob("lstm/i2h_grad")[:, np.newaxis], gates)
 
 
@@ -400,10 +400,16 @@ def test_an_output_that_its_operator_does_not_write():
     make.cell.Dropout([x], ["dropped", "mask"], ratio=0.5, is_test=1)
     make.link(h, make.cell.Mul(["dropped", h], "h_t"))
     net = run(make.done())
-    assert refused(ValueError, net, "h_t") == (
-        "step_values: the engine cannot copy what the steps of loop 'h_t_all' keep: an operator has an output that it "
-        "does not write, as Dropout has its mask with is_test=1"
+    text = (
+        ": the engine cannot copy what the steps of loop 'h_t_all' keep: an operator has an output that it does not "
+        "write, as Dropout has its mask with is_test=1"
     )
+    before = workspace.Blobs()
+    assert refused(ValueError, net, "h_t") == "step_values" + text
+    with pytest.raises(ValueError) as caught:
+        retrieve_step_blobs(net)
+    assert str(caught.value) == "retrieve_step_blobs" + text
+    assert workspace.Blobs() == before
 
 
 @EXECUTOR

@@ -12,7 +12,7 @@ import numpy as np
 from caffe2.proto import caffe2_pb2
 from caffe2.python import workspace
 
-from caffe2_recurrent.loop import Names
+from caffe2_recurrent.blob_names import Names
 from caffe2_recurrent.operators import new_operator
 
 # Nanoseconds since 1970: int64, no dimensions. Source: caffe2/operators/stats_ops.cc.

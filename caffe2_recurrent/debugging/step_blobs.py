@@ -2,15 +2,14 @@
 
 import contextlib
 import itertools
-import warnings
 from typing import FrozenSet, Iterator, List, NamedTuple
 
 import numpy as np
-from caffe2.python import core, workspace
+from caffe2.python import workspace
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.problems import Problems
-from caffe2_recurrent.step_workspaces import has_run, retrieve_step_blobs, steps_of_last_run
+from caffe2_recurrent.step_workspaces import copy_step_blobs, has_run, steps_of_last_run
 
 
 class StepBlobs(NamedTuple):
@@ -60,26 +59,13 @@ def step_blobs(caller: str, loop: Loop) -> Iterator[StepBlobs]:
     problems.raise_if_any()
     prefix = _unused_prefix(caller)
     try:
-        yield StepBlobs(prefix, _copied(caller, loop, prefix), loop.timestep, steps_of_last_run(loop))
+        # Of names that two blobs share: whether it matters depends on which are asked for.
+        found, _ = copy_step_blobs(caller, [loop], prefix)
+        yield StepBlobs(prefix, frozenset(map(bytes.decode, found)), loop.timestep, steps_of_last_run(loop))
     finally:
         for blob in workspace.Blobs():
             if blob.startswith(prefix):
                 workspace.C.Workspace.current.remove_blob(blob)
-
-
-def _copied(caller: str, loop: Loop, prefix: str) -> FrozenSet[str]:
-    net = core.Net(caller)
-    net.Proto().op.extend([loop.forward])
-    try:
-        with warnings.catch_warnings():
-            # Of names that two blobs share: whether it matters depends on which are asked for.
-            warnings.simplefilter("ignore")
-            return frozenset(name.decode() for name in retrieve_step_blobs(net, prefix))
-    except RuntimeError as error:
-        raise ValueError(
-            "{}: the engine cannot copy what the steps of loop '{}' keep: an operator has an output that it does not "
-            "write, as Dropout has its mask with is_test=1".format(caller, loop.name)
-        ) from error
 
 
 def _unused_prefix(name: str) -> str:

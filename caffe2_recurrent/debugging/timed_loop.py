@@ -12,12 +12,11 @@ from caffe2.python import workspace
 from caffe2_recurrent.debugging.clock import Clocked, Reading, with_clock
 from caffe2_recurrent.executor import switch_off
 from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.operator_arguments import STEP_NETS, set_arguments
 from caffe2_recurrent.operator_arguments import net as net_argument
-from caffe2_recurrent.operator_arguments import set_arguments
 from caffe2_recurrent.operators import copied
 from caffe2_recurrent.problems import Problems, names
 from caffe2_recurrent.scratch_workspace import scratch_workspace
-from caffe2_recurrent.wiring import STEP_NETS
 
 WORKSPACE = "step_times"
 Blobs = Dict[str, np.ndarray]

@@ -11,7 +11,8 @@ from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.exchange.lstm_loop import LSTMLoop, Outputs, read_lstm_loop
-from caffe2_recurrent.loop import Loop, read_loops
+from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loop_reading import read_loops
 from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.problems import Problems, names
 from caffe2_recurrent.sizes import TURNING

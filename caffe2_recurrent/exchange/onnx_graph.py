@@ -4,7 +4,7 @@ from typing import Any, Dict, Iterable, List, Sequence, Union
 
 import numpy as np
 
-from caffe2_recurrent.loop import Names
+from caffe2_recurrent.blob_names import Names
 
 # Of onnx 1.9, from 2021: the newest operators that are used are Reshape and LSTM, of 14. onnxruntime 1.8 reads both.
 OPSET, IR_VERSION = 14, 7

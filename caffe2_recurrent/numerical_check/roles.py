@@ -4,7 +4,8 @@ from typing import Dict, List, Tuple
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.loop import Loop, read_loops
+from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loop_reading import read_loops
 
 INPUT = "input"
 

@@ -9,7 +9,7 @@ from typing import Any, Iterable, List, Mapping, Optional, Sequence
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.arguments import Blob, read_flag
+from caffe2_recurrent.arguments import Blob, is_iterable, read_flag
 from caffe2_recurrent.nets import AnyNet, init_net_of, read_net
 from caffe2_recurrent.problems import Problems, given, names
 from caffe2_recurrent.rewriting.passes import rewritten
@@ -73,7 +73,7 @@ def read_rules(rules: Any, problems: Problems) -> List[Rule]:
     """The rules of these names, in their order; all of them for None."""
     if rules is None:
         return list(RULES)
-    if isinstance(rules, (str, bytes)) or not isinstance(rules, Iterable):
+    if isinstance(rules, (str, bytes)) or not is_iterable(rules):
         problems.add("rules must be a list of names; got {}", given(rules))
         return []
     wanted = list(rules)

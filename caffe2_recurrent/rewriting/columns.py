@@ -11,7 +11,7 @@ from caffe2_recurrent.rewriting.addends import is_needed
 from caffe2_recurrent.rewriting.emit import ATEN, is_aten
 from caffe2_recurrent.rewriting.rows import FEATURES
 
-SPLIT = "Split"
+SPLIT, SPLIT_VIEWS = "Split", "split_with_sizes"
 # Each element from the one in its place.
 BY_ELEMENT = ("Sigmoid", "Tanh")
 
@@ -77,10 +77,13 @@ def in_blocks(loop: Loop, region: Region, operator: caffe2_pb2.OperatorDef) -> L
     sections = [region.widths[part] // region.width for part in operator.output]
     views = [needed.get(part, part) for part in operator.output]
     loop.shared += needed.values() if loop.gradient is not None else []
-    splitting = new_operator(
-        ATEN, operator.input, views, operator, operator="split_with_sizes", split_sizes=sections, dim=0
-    )
+    splitting = new_operator(ATEN, operator.input, views, operator, operator=SPLIT_VIEWS, split_sizes=sections, dim=0)
     return [splitting, *(new_operator("Copy", [view], [part], operator) for part, view in needed.items())]
+
+
+def is_view(operator: caffe2_pb2.OperatorDef) -> bool:
+    """Whether the results of a step operator lie in the memory of what it reads."""
+    return is_aten(operator, SPLIT_VIEWS)
 
 
 def _widths(operator: caffe2_pb2.OperatorDef, known: Dict[str, int]) -> Dict[str, int]:

@@ -3,7 +3,7 @@
 from typing import Any, List, Sequence
 
 from caffe2.proto import caffe2_pb2
-from caffe2.python import workspace
+from caffe2.python import core
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import argument
@@ -14,7 +14,7 @@ ATEN = "ATen"
 
 def aten_is_missing() -> bool:
     """Whether this Caffe2 was built without the operator that runs ATen's vectorised kernels."""
-    return ATEN not in workspace.RegisteredOperators()
+    return not core.IsOperator(ATEN)
 
 
 def is_aten(operator: caffe2_pb2.OperatorDef, kind: str) -> bool:

@@ -5,8 +5,10 @@ from typing import Dict, List, Optional, Sequence, Tuple
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR
-from caffe2_recurrent.loop import Loop, read_loops
-from caffe2_recurrent.rewriting import shared_names, trial
+from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loop_reading import read_loops
+from caffe2_recurrent.operator_arguments import has_nets
+from caffe2_recurrent.rewriting import exposed_gradients, memory_names, trial
 from caffe2_recurrent.rewriting.report import Refusal, Report, Rewrite
 from caffe2_recurrent.rewriting.rows import with_rows
 from caffe2_recurrent.rewriting.rule import Rule
@@ -37,7 +39,7 @@ def rewritten(
                 rewrites += made
                 refusals += left
         if len(rewrites) > before:
-            shared_names.set_apart(loop)
+            memory_names.set_apart(loop)
             changed[position] = loop
     differentiated = {loop.outputs[-1]: loop for loop in changed.values() if loop.gradient is not None}
     around = {
@@ -56,6 +58,7 @@ def rewritten(
             operators += differentiated[operator.input[-1]].around_gradient()
         else:
             operators.append(operator)
+    exposed_gradients.set_apart(operators)
     names = tuple(loop.name for loop in loops.values())
     report = Report(names, tuple(rule.name for rule in rules), tuple(rewrites), tuple(refusals), dry_run, trials)
     return operators, report
@@ -87,6 +90,9 @@ def _out_of_reach(loop: Loop) -> Optional[str]:
         return "it does not run on a CPU, and the rules are made for CPUs"
     if any(window != 1 for given in loop.forward.arg if given.name == "link_window" for window in given.ints):
         return "its steps see windows of several slices"
+    inside = [operator.type for operators in loop.steps for operator in operators if has_nets(operator)]
+    if inside:
+        return "its steps have operators that run nets ({}), and rules do not look into these".format(inside[0])
     return None
 
 

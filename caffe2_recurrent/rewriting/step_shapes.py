@@ -5,7 +5,7 @@ from typing import Dict, Iterable, Mapping, Optional, Sequence
 import numpy as np
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loop import Loop, State
 from caffe2_recurrent.operators import copied, gradient_name
 from caffe2_recurrent.rewriting.emit import is_aten
 from caffe2_recurrent.sizes import Shape, Sizes
@@ -37,22 +37,19 @@ def shapes_before(loop: Loop, sizes: Sizes, operators: Sequence[caffe2_pb2.Opera
 
 
 def _slices(loop: Loop, batch: Optional[int], outer: Mapping[str, Shape], links: Iterable[Link]) -> Shapes:
-    """`[1, N, k]` of those blobs that are linked."""
+    """`[1, N, k]` of states, `[1, ...]` of other blobs `[T, ...]` that are linked."""
+    initial = {outer: state.outer_initial for state in loop.states for outer in _names_of(state)}
     found: Shapes = {}
     for link in links:
-        shape = outer.get(_shaped_like(loop, link.outer))
+        shape = outer.get(initial.get(link.outer, link.outer))
         if batch is not None and shape:
-            found[link.inner] = (1, batch, shape[-1])
+            found[link.inner] = (1, batch, shape[-1]) if link.outer in initial else (1, *shape[1:])
     return found
 
 
-def _shaped_like(loop: Loop, outer: str) -> str:
-    """The blob whose last dimension is that of slices of `outer`: its initial value, if it has one."""
-    for state in loop.states:
-        # The engine calls the gradient of a state so.
-        if outer in (state.outer_states, gradient_name(state.outer_states)):
-            return state.outer_initial
-    return outer
+def _names_of(state: State) -> Sequence[str]:
+    # The engine calls the gradient of a state so.
+    return state.outer_states, gradient_name(state.outer_states)
 
 
 def _after(operators: Sequence[caffe2_pb2.OperatorDef], known: Mapping[str, Shape], slices: Shapes) -> Shapes:
@@ -73,8 +70,12 @@ def _made(operator: caffe2_pb2.OperatorDef, inputs: Shapes) -> Shapes:
     if any(is_aten(operator, kind) for kind in BROADCASTING):
         if len(inputs) < len(set(operator.input)):
             return {}
-        shapes = [np.broadcast_to(0, inputs[blob]) for blob in operator.input]
-        return {operator.output[0]: tuple(np.broadcast(*shapes).shape)}
+        try:
+            shape = np.broadcast(*(np.broadcast_to(0, inputs[blob]) for blob in operator.input)).shape
+        except ValueError:
+            # With a 1 taken for more, what fits in a run need not.
+            return {}
+        return {operator.output[0]: tuple(shape)}
     return Sizes(inputs).made_by([operator])
 
 

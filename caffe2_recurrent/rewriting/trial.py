@@ -13,7 +13,8 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optio
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.loop import Loop, Names
+from caffe2_recurrent.blob_names import Names
+from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.rewriting.subjects import Seconds, Subject, prepared
 
 TURNS = 3

@@ -7,7 +7,8 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.arguments import Blob
 from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR, POSITIONS, PYTHON_POSITIONS, SEQUENCE_GRADIENTS
-from caffe2_recurrent.loop import Loop, read_loops
+from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loop_reading import read_loops
 from caffe2_recurrent.nets import AnyNet, init_net_of, read_net
 from caffe2_recurrent.operator_arguments import integers, remove_arguments, strings
 from caffe2_recurrent.operators import copied
@@ -15,7 +16,8 @@ from caffe2_recurrent.problems import Problems, names
 from caffe2_recurrent.sizes import find_sizes, read_shapes
 from caffe2_recurrent.viewing.kept import Memory, read_memory
 from caffe2_recurrent.viewing.loop_sizes import LoopSizes, find_loop_sizes, find_outer_tensors
-from caffe2_recurrent.viewing.structure import Structure, read_structure
+from caffe2_recurrent.viewing.structure import Structure
+from caffe2_recurrent.viewing.structure_reading import read_structure
 
 NetOrOperator = Union[AnyNet, caffe2_pb2.OperatorDef]
 Shapes = Mapping[Blob, Tuple[int, ...]]

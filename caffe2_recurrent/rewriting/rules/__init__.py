@@ -17,6 +17,7 @@ from caffe2_recurrent.rewriting.rules.outer_products import OuterProducts
 from caffe2_recurrent.rewriting.rules.packed_products import PackedProducts
 from caffe2_recurrent.rewriting.rules.parameter_gradients import ParameterGradients
 from caffe2_recurrent.rewriting.rules.products_over_steps import ProductsOverSteps
+from caffe2_recurrent.rewriting.rules.scaled_vectors import ScaledVectors
 from caffe2_recurrent.rewriting.rules.scaled_weights import ScaledWeights
 from caffe2_recurrent.rewriting.rules.sequence_bias import SequenceBias
 from caffe2_recurrent.rewriting.rules.sequence_gradient import SequenceGradient
@@ -42,8 +43,9 @@ RULES = (
     GRUUnits(),
     GradientBuffer(),
     ScaledWeights(),
-    ZeroGradients(),
+    ScaledVectors(),
     MergedSums(),
+    ZeroGradients(),
     Activations(),
     Broadcasts(),
     SequenceBias(),

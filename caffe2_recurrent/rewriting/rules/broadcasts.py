@@ -41,7 +41,7 @@ class Broadcasts(Rule):
             return "'{}' is linked to an outer blob".format(output)
         if output in operator.input:
             return "it works in place"
-        if argument(operator, "axis") is not None:
+        if any(argument(operator, name) is not None for name in ("axis", "axis_str")):
             return "it says which axes belong together, which ATen cannot be told"
         return None
 

@@ -121,6 +121,10 @@ def _refusal(loop: Loop, sizes: Sizes, parts: Parts, position: int, rows: Set[st
         return "it works along another axis than the last of [1, N, K]"
     if parts.weights not in loop.references:
         return "'{}' is not the same in all steps".format(parts.weights)
+    if operator.type == FC_GRADIENT:
+        shape = weights_shape(loop, parts.weights, sizes)
+        if shape is not None and len(shape) != 2:
+            return "'{}' has {} dimensions".format(parts.weights, len(shape))
     if parts.input not in rows:
         return "'{}' is not known to have one row for each sequence".format(parts.input)
     if parts.is_by_element:

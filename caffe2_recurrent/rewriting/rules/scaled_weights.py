@@ -5,8 +5,10 @@ from typing import Iterable, Optional
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.rewriting import dataflow
 from caffe2_recurrent.rewriting.addends import is_needed, products_at
-from caffe2_recurrent.rewriting.emit import ATEN, is_aten
+from caffe2_recurrent.rewriting.emit import ATEN
 from caffe2_recurrent.rewriting.rule import Rule, Site
+from caffe2_recurrent.rewriting.scaling import scalings, why_not_by_vectors
+from caffe2_recurrent.rewriting.step_products import weights_shape
 from caffe2_recurrent.sizes import Sizes
 
 
@@ -22,24 +24,28 @@ class ScaledWeights(Rule):
     name = "scaled_weights"
 
     def sites(self, loop: Loop) -> Iterable[Site]:
-        for position, operator in enumerate(loop.operators):
-            if is_aten(operator, "addcmul") and operator.input[0] not in loop.written:
-                adding = dataflow.writer(loop.operators, operator.input[1], position)
-                if adding is not None and loop.operators[adding].type == "Sum":
-                    yield Site("Sum -> '{}'".format(operator.input[1]), (adding, position))
+        for position in scalings(loop):
+            shift, total, _ = loop.operators[position].input
+            adding = dataflow.writer(loop.operators, total, position)
+            if shift not in loop.written and adding is not None and loop.operators[adding].type == "Sum":
+                yield Site("Sum -> '{}'".format(total), (adding, position))
 
     def refusal(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
         adding, scaling = site.where
         total = loop.operators[scaling].input[1]
-        if not loop.references.issuperset([loop.operators[scaling].input[0], loop.operators[scaling].input[2]]):
-            return "what it is scaled with is not the same in all steps"
+        if not set(loop.operators[adding].input).isdisjoint(loop.operators[scaling].output):
+            return "it writes over what is added"
         if len(loop.operators[adding].input) != 2:
             return "it adds {} blobs".format(len(loop.operators[adding].input))
         if dataflow.readers(loop.operators, total, adding) != [scaling] or is_needed(loop, total):
             return "'{}' is needed elsewhere too".format(total)
-        if not products_at(loop, adding):
+        products = products_at(loop, adding)
+        if not products:
             return "neither addend is a product with weights, the same in all steps, that nothing else reads"
-        return None
+        product = loop.operators[products[0]]
+        shape = weights_shape(loop, product.input[1], sizes)
+        columns = None if shape is None else shape[0 if product.type == "FC" else -1]
+        return why_not_by_vectors(loop, scaling, sizes, columns=columns)
 
     def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
         adding, scaling = site.where

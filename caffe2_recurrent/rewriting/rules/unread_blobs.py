@@ -2,7 +2,10 @@
 
 from typing import Iterable, List, Optional, Set
 
+from caffe2_recurrent.executor import ENABLE
 from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.operator_arguments import integer
+from caffe2_recurrent.operators import SHOWING
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.sizes import Sizes
 
@@ -39,9 +42,24 @@ def _unread(loop: Loop) -> List[str]:
     linked = {link.inner for link in loop.links}
     # A name that an outer blob has too is left alone, and what the step net exports is there to be looked at.
     outer = {*loop.inputs, *loop.outputs, loop.timestep, *loop.net.external_output}
-    kept = backward | linked | outer | set(loop.shared) | _not_held_back(loop)
+    kept = backward | linked | outer | set(loop.shared) | _not_held_back(loop) | _shown(loop, backward)
     written = dict.fromkeys(blob for operator in loop.operators for blob in operator.output)
     return [blob for blob in written if blob not in kept]
+
+
+def _shown(loop: Loop, backward: Set[str]) -> Set[str]:
+    """Blobs whose memory the backward step reads by another name.
+
+    The RNN executor, which goes by names, lets a step overwrite them while another one reads them so.
+    """
+    executor = bool(integer(loop.forward, ENABLE, 0))
+    needed = set(backward)
+    shown = set()
+    for operator in reversed(loop.operators):
+        if operator.type in SHOWING and (executor or not needed.isdisjoint(operator.output)):
+            needed.update(operator.input)
+            shown.update(operator.input[:1])
+    return shown
 
 
 def _not_held_back(loop: Loop) -> Set[str]:

@@ -1,4 +1,4 @@
-"""`shared_names`: nets of one loop that share other blobs among its steps run in one workspace, in any order."""
+"""`memory_names`: nets of one loop whose steps keep, share and link other blobs run in one workspace, in any order."""
 
 import itertools
 
@@ -10,6 +10,7 @@ from caffe2.python.model_helper import ModelHelper
 import caffe2_recurrent
 import rewriting_support as support
 from caffe2_recurrent import GRU, LSTM, MILSTM, optimize, recurrent_net
+from cells import CELLS
 from test_rewriting_onednn import feed_parameters
 from test_rewriting_rules import loop_of
 
@@ -76,6 +77,65 @@ def test_an_installed_package_optimises_for_each_size(name):
             support.assert_same(values(size), values_there)
 
 
+def kinds_of_memory(net):
+    """Where a step has each blob, by name; the engine has no other ways."""
+    loop = loop_of(net)
+    found = {}
+    # A step without a backward one needs nothing after it: it may find what others share.
+    if loop.gradient is not None:
+        found.update({blob: "shared" for operator in loop.gradient.operators for blob in operator.output})
+        # What is computed again is shared only if it is said to be.
+        found.update({blob: "kept" for operator in loop.operators for blob in operator.output})
+        found.update(dict.fromkeys(set(loop.shared) & set(found), "shared"))
+    for operators in loop.steps:
+        for operator in operators:
+            if operator.type in ("ATen", "Alias") and operator_argument(operator) in ("", "split_with_sizes"):
+                found.update(dict.fromkeys(operator.output, "view"))
+    found.update({link.inner: "linked" for link in loop.all_links})
+    return found
+
+
+def operator_argument(operator):
+    return next((given.s.decode() for given in operator.arg if given.name == "operator"), "")
+
+
+# Each changes a net in another way.
+CHOICES = [
+    lambda model: None,
+    lambda model: optimize(model, even_if_slower=True),
+    lambda model: optimize(model, trials=False),
+    *(
+        lambda model, rules=rules: optimize(model, rules, even_if_slower=True)
+        for rules in (
+            ["parameter_gradients"],
+            ["outer_products"],
+            ["lstm_unit", "gru_unit", "gradient_buffer"],
+            ["lstm_unit", "scaled_weights", "sequence_bias", "gates_first"],
+            ["sequence_in_place", "unread_blobs"],
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("memory", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
+def test_a_name_has_one_kind_of_memory(cell, memory):
+    """In all nets of a layer, or memory that one has freed would be written to by another."""
+    kinds = {}
+    for change in CHOICES:
+        for forward_only in (False, True):
+            changed = cell.but(options={"forward_only": forward_only, "outputs_with_grads": "auto"})
+            model, outputs = (changed.remembering_nothing() if memory else changed).build()
+            if not forward_only:
+                model.AddGradientOperators([model.net.SumElements(outputs[0], "loss")])
+            workspace.RunNetOnce(model.param_init_net)
+            changed.feed()
+            change(model)
+            for blob, kind in kinds_of_memory(model.net).items():
+                kinds.setdefault(blob, set()).add(kind)
+    assert {blob: found for blob, found in kinds.items() if len(found) > 1} == {}
+
+
 def two_tanhs(**options):
     """y = tanh(h x), h = tanh(y); y is kept, or computed again."""
     net, step = core.Net("net"), core.Net("two_tanhs")
@@ -118,5 +178,5 @@ def test_what_was_shared_and_is_kept():
     model, _ = support.lstm(memory_optimization=True)
     optimize(model, ["sequence_in_place", "gradient_buffer"], even_if_slower=True)
     loop = loop_of(model.net)
-    assert loop.shared == [] and loop.link("layer/gates_t_kept").outer == loop.gradient.sequence
+    assert loop.shared == [] and loop.link("layer/gates_t_linked").outer == loop.gradient.sequence
     assert not np.any([blob == "layer/gates_t" for operators in loop.steps for op in operators for blob in op.output])

@@ -1,0 +1,38 @@
+"""The names in use in a net, and new ones beside them."""
+
+from typing import Iterable, Set
+
+from caffe2.proto import caffe2_pb2
+
+from caffe2_recurrent.operator_arguments import STEP_NETS
+from caffe2_recurrent.operator_arguments import net as net_argument
+
+
+class Names:
+    """The names in use in a net and its step nets, so that a new blob gets one of its own."""
+
+    def __init__(self, used: Iterable[str]) -> None:
+        self._used: Set[str] = set(used)
+
+    def new(self, name: str) -> str:
+        candidate, number = name, 0
+        while candidate in self._used:
+            number += 1
+            candidate = "{}_{}".format(name, number)
+        self._used.add(candidate)
+        return candidate
+
+
+def all_names(net: caffe2_pb2.NetDef) -> Iterable[str]:
+    """Whatever may be the name of a blob in `net` and the nets of its operators; some more than once."""
+    yield from net.external_input
+    yield from net.external_output
+    for operator in net.op:
+        yield from operator.input
+        yield from operator.output
+        for given in operator.arg:
+            yield from (value.decode(errors="replace") for value in given.strings)
+            if given.HasField("n"):
+                yield from all_names(given.n)
+            elif given.name in STEP_NETS:
+                yield from all_names(net_argument(operator, given.name))

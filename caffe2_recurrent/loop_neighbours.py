@@ -1,0 +1,92 @@
+"""What stands around a loop in its net and belongs to it: operators that make its sequences or go on from gradients."""
+
+from collections import Counter
+from typing import Dict, List, Mapping, Set
+
+from caffe2.proto import caffe2_pb2
+
+from caffe2_recurrent.blob_names import all_names
+from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR
+from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.operator_arguments import net as net_argument
+from caffe2_recurrent.operators import copied, is_on_onednn
+
+
+def add_neighbours(net: caffe2_pb2.NetDef, loops: Mapping[int, Loop]) -> None:
+    """Tell the loops, by the positions of their forward operators, what stands around them in their net."""
+    mentioned = Counter(name for operator in net.op for name in set(all_names(caffe2_pb2.NetDef(op=[operator]))))
+    for position, loop in loops.items():
+        loop.busy = _busy(net, loop, position)
+        loop.around = _around(net, loop)
+        loop.sources = _sources(net, loop, position, mentioned)
+        loop.sinks = _sinks(net, loop)
+        loop.laying_out = _laying_out(net, position)
+
+
+def _around(net: caffe2_pb2.NetDef, loop: Loop) -> Dict[int, List[caffe2_pb2.OperatorDef]]:
+    """The products of `net` whose results are sequences of the loop, and the gradients of these."""
+    sequences = {link.outer for link in loop.links}
+    products = [operator for operator in net.op if operator.type == "FC" and sequences.issuperset(operator.output)]
+    sources = [operator.input[:2] for operator in products]
+    return {
+        position: [copied(operator)]
+        for position, operator in enumerate(net.op)
+        if operator in products or (operator.type == "FCGradient" and operator.input[:2] in sources)
+    }
+
+
+def _sources(net: caffe2_pb2.NetDef, loop: Loop, position: int, mentioned: Mapping[str, int]) -> Dict[str, int]:
+    """The FCs of `around` that nothing would miss if they ran right in front of the loop at `position`."""
+    found = {}
+    for source, (operator,) in loop.around.items():
+        (result,) = operator.output[:1]
+        changed = {blob for other in net.op[source + 1 : position] for blob in other.output}
+        own = [net.op[source], *loop.outer_operators]
+        alone = mentioned[result] == len(own) and result not in net.external_output
+        if operator.type == "FC" and source < position and alone and changed.isdisjoint(operator.input):
+            found[result] = source
+    return found
+
+
+def _sinks(net: caffe2_pb2.NetDef, loop: Loop) -> Set[int]:
+    """The FCGradients of `around` to which the sequence's gradient is what it was when the loop ended."""
+    if loop.gradient is None:
+        return set()
+    ended = next(position for position, operator in enumerate(net.op) if operator.input[-1:] == loop.outputs[-1:])
+    same = {loop.gradient.sequence}
+    found = set()
+    for position in range(ended + 1, len(net.op)):
+        operator = net.op[position]
+        if position in loop.around and operator.type == "FCGradient" and operator.input[2] in same:
+            found.add(position)
+        is_alias = operator.type == "Alias" and operator.input[0] in same
+        if same.intersection(operator.output):
+            # All names are one tensor.
+            break
+        same.update(operator.output if is_alias else ())
+    return found
+
+
+def _laying_out(net: caffe2_pb2.NetDef, position: int) -> List[caffe2_pb2.OperatorDef]:
+    """The operators in front of the loop at `position` that leave inputs of it, or of each other, with oneDNN."""
+    needed = set(net.op[position].input)
+    found: List[caffe2_pb2.OperatorDef] = []
+    for operator in reversed(net.op[:position]):
+        inside = net_argument(operator, "then_net").op if operator.type == "If" else []
+        # What ends in a copy back is a product.
+        stays_there = any(map(is_on_onednn, inside)) and all(other.type != "CopyIDEEPToCPU" for other in inside)
+        if stays_there and not needed.isdisjoint(operator.output):
+            found.insert(0, operator)
+            needed.update(operator.input)
+    return found
+
+
+def _busy(net: caffe2_pb2.NetDef, loop: Loop, position: int) -> Set[str]:
+    """The blobs of all operators in front of the gradient operator, but for the forward operator."""
+    touched: Set[str] = set()
+    for other, operator in enumerate(net.op):
+        if operator.type == GRADIENT_OPERATOR and operator.input[-1] == loop.workspaces:
+            break
+        if other != position:
+            touched.update(operator.input, operator.output)
+    return touched
