@@ -58,7 +58,7 @@ def rewritten(
             operators += differentiated[operator.input[-1]].around_gradient()
         else:
             operators.append(operator)
-    exposed_gradients.set_apart(operators)
+    exposed_gradients.keep_order(operators)
     names = tuple(loop.name for loop in loops.values())
     report = Report(names, tuple(rule.name for rule in rules), tuple(rewrites), tuple(refusals), dry_run, trials)
     return operators, report
