@@ -38,6 +38,12 @@ def fresh_workspace() -> Iterator[None]:
     workspace.ResetWorkspace()
 
 
+@pytest.fixture
+def without_executor(fresh_workspace: None) -> None:
+    """For tests that run nets very often: once in a million runs or so the RNN executor fails one."""
+    workspace.GlobalInit(["tests", "--caffe2_rnn_executor=0"])
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if workspace.has_gpu_support and workspace.NumCudaDevices() > 0:
         return

@@ -737,6 +737,7 @@ def test_the_other_end_answers_errors_and_goes_on(tmp_path):
 # ----------------------------------------------------------------------------------------------------------- whole runs
 
 
+@pytest.mark.usefixtures("without_executor")
 def test_a_tiny_run_times_all_candidates(request):
     if layers.optimizer() is None:
         request.getfixturevalue("with_optimize")
@@ -752,6 +753,7 @@ def test_a_tiny_run_times_all_candidates(request):
     assert workspace.CurrentWorkspace() == "default"
 
 
+@pytest.mark.usefixtures("without_executor")
 def test_without_optimize_there_is_no_such_candidate(without_optimize, capsys):
     assert bench.main([*ARGUMENTS, "--times", "--no-write", "--cells", "LSTM"]) == 0
     out, progress = capsys.readouterr()
@@ -759,6 +761,7 @@ def test_without_optimize_there_is_no_such_candidate(without_optimize, capsys):
     assert "LSTM 3,2,4,5, training, 1 thread: stock Caffe2 " in progress
 
 
+@pytest.mark.usefixtures("without_executor")
 def test_a_run_with_a_failure_goes_on_and_ends_with_status_1(tmp_path, monkeypatch, capsys):
     def optimize(*_, **__):
         raise ValueError("not this one")
@@ -775,6 +778,7 @@ def test_a_run_with_a_failure_goes_on_and_ends_with_status_1(tmp_path, monkeypat
     assert set(seconds) == {STOCK, OURS, TORCH}
 
 
+@pytest.mark.usefixtures("without_executor")
 def test_growth_and_recomputing_run(without_optimize, monkeypatch):
     monkeypatch.setattr(bench, "QUICK_GROWTH", (2, 4))
     results = bench.collect(bench.read_options([*ARGUMENTS, "--growth", "--recompute", "--no-write"]))
