@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import subprocess
 import sys
 
@@ -12,7 +11,7 @@ import pytest
 from caffe2.python import workspace
 
 import caffe2_recurrent
-from caffe2_recurrent import doctor, installation
+from caffe2_recurrent import doctor, installation, network_trial
 from test_installation import ENDS_THE_INTERPRETER, REPOSITORY, python, write_caffe2
 
 SOUND = doctor.Report(
@@ -27,7 +26,7 @@ SOUND = doctor.Report(
         cudnn=True,
         gloo=True,
     ),
-    trial=doctor.Trial(None, 1e-7, 1e-4),
+    trial=network_trial.Trial(None, 1e-7, 1e-4),
     graphviz=False,
     dot=None,
     products=None,
@@ -78,7 +77,7 @@ def test_main_here(capsys):
 
 
 def test_main_fails_with_the_trial(capsys, monkeypatch):
-    monkeypatch.setattr(doctor, "try_network", lambda: doctor.Trial("an LSTM could not be built: so it is"))
+    monkeypatch.setattr(doctor, "try_network", lambda: network_trial.Trial("an LSTM could not be built: so it is"))
     assert doctor.main([]) == 1
     assert capsys.readouterr().out.endswith("networks  FAILED: an LSTM could not be built: so it is\n")
 
@@ -104,55 +103,6 @@ def test_examine_without_caffe2(monkeypatch):
     assert not report.healthy
     assert report.engine is None
     assert rows(report)["Caffe2"] == "missing: so it is."
-
-
-def test_the_trial_leaves_the_callers_workspace_alone():
-    workspace.FeedBlob("mine", np.ones(3, np.float32))
-    before = workspace.CurrentWorkspace()
-    assert doctor.try_network().trouble is None
-    assert workspace.CurrentWorkspace() == before
-    assert workspace.Blobs() == ["mine"]
-    workspace.SwitchWorkspace("caffe2_recurrent_doctor")
-    left = workspace.Blobs()
-    workspace.SwitchWorkspace(before)
-    assert left == []
-
-
-def test_trial_that_cannot_build(monkeypatch):
-    def fail(*arguments, **options):
-        raise ValueError("no such operator")
-
-    monkeypatch.setattr(caffe2_recurrent, "LSTM", fail)
-    assert doctor.try_network().trouble == "an LSTM could not be built: ValueError: no such operator"
-
-
-def test_trial_that_cannot_run(monkeypatch):
-    def fail(net):
-        raise RuntimeError("[enforce fail at operator.cc]\nand a stack trace")
-
-    monkeypatch.setattr(workspace, "RunNetOnce", fail)
-    assert doctor.try_network().trouble == (
-        "an LSTM was built, but did not run: RuntimeError: [enforce fail at operator.cc]"
-    )
-    assert workspace.CurrentWorkspace() != "caffe2_recurrent_doctor"
-
-
-@pytest.mark.parametrize("change", [lambda hiddens: hiddens + 1e-3, lambda hiddens: hiddens * np.nan])
-def test_trial_with_wrong_values(change, monkeypatch):
-    right = doctor._lstm_in_numpy
-    monkeypatch.setattr(doctor, "_lstm_in_numpy", lambda *arguments: change(right(*arguments)))
-    assert "an LSTM ran, but its values are off by" in doctor.try_network().trouble
-
-
-@pytest.mark.parametrize("factor, amount", [(1.1, "[1-9]"), (0.0, "inf"), (np.nan, "(nan|inf)")])
-def test_trial_with_a_wrong_gradient(factor, amount, monkeypatch):
-    fetch = workspace.FetchBlob
-
-    def fetch_changed(name):
-        return fetch(name) * (np.float32(factor) if str(name).endswith("_grad") else 1)
-
-    monkeypatch.setattr(workspace, "FetchBlob", fetch_changed)
-    assert re.match(f"an LSTM ran, but its gradient is off by {amount}", doctor.try_network().trouble)
 
 
 def test_render_aligns_its_columns():

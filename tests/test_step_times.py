@@ -271,6 +271,22 @@ def test_before_the_net_has_run():
     )
 
 
+def test_before_a_net_that_has_been_created_has_run():
+    case = Case()
+    model, _ = case.build()
+    case.feed()
+    workspace.CreateNet(model.net)
+    assert refused(ValueError, model) == (
+        "step_times: loop 'lstm/hidden_t_all' has not run in this workspace, where there is no 'lstm/i2h'"
+    )
+
+
+def test_a_sequence_that_is_no_tensor():
+    net = run(step_nets.product(), forward_only=True)
+    workspace.RunOperatorOnce(core.CreateOperator("CreateMutex", [], ["X"]))
+    assert refused(ValueError, net) == "step_times: loop 'h_t_all' reads 'X', where there is no tensor to copy"
+
+
 def test_a_reference_that_is_no_tensor():
     net = run(step_nets.reference_summed_with_state(), forward_only=True)
     workspace.RunOperatorOnce(core.CreateOperator("CreateMutex", [], ["w"]))

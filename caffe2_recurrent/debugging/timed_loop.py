@@ -3,7 +3,7 @@
 The three ways of running it take turns, so that what else goes on in the machine meets them all.
 """
 
-from typing import Dict, List, NamedTuple, Sequence
+from typing import Any, Dict, List, NamedTuple, Sequence
 
 import numpy as np
 from caffe2.proto import caffe2_pb2
@@ -18,6 +18,8 @@ from caffe2_recurrent.operators import copied
 from caffe2_recurrent.problems import Problems, names
 from caffe2_recurrent.scratch_workspace import scratch_workspace
 
+# How the engine describes a blob that nothing has been put into.
+EMPTY = b"nullptr (uninitialized)"
 WORKSPACE = "step_times"
 Blobs = Dict[str, np.ndarray]
 
@@ -50,15 +52,22 @@ def copied_blobs(loop: Loop, problems: Problems) -> Blobs:
     made.update(blob for operator in loop.laying_out for blob in operator.output)
     read = [blob for operator in [*loop.laying_out, *operators] for blob in operator.input] + sorted(loop.references)
     wanted = [blob for blob in dict.fromkeys(read) if blob not in made]
-    missing = [blob for blob in wanted if not workspace.HasBlob(blob)]
+    linked = [link.outer for link in loop.all_links if link.outer not in made]
+    there = {blob: workspace.FetchBlob(blob) for blob in wanted + linked if workspace.HasBlob(blob)}
+    filled = {blob: value for blob, value in there.items() if not _is_empty(value)}
+    missing = [blob for blob in wanted if blob not in filled]
     if missing:
         problems.add("loop '{}' has not run in this workspace, where there is no {}", loop.name, names(missing))
-    linked = [link.outer for link in loop.all_links if link.outer not in made and workspace.HasBlob(link.outer)]
-    found = {blob: workspace.FetchBlob(blob) for blob in wanted + linked if blob not in missing}
-    no_tensors = [blob for blob, value in found.items() if not isinstance(value, np.ndarray)]
-    if no_tensors:
-        problems.add("loop '{}' reads {}, where there is no tensor to copy", loop.name, names(no_tensors))
-    return found
+    tensors = {blob: value for blob, value in filled.items() if isinstance(value, np.ndarray)}
+    if len(tensors) < len(filled):
+        others = [blob for blob in filled if blob not in tensors]
+        problems.add("loop '{}' reads {}, where there is no tensor to copy", loop.name, names(others))
+    return tensors
+
+
+def _is_empty(fetched: Any) -> bool:
+    """Whether a blob is there only because a net that would fill it has been created."""
+    return isinstance(fetched, bytes) and EMPTY in fetched
 
 
 def timed_runs(loop: Loop, blobs: Blobs, runs: int) -> List[Run]:
