@@ -45,7 +45,7 @@ class Report:
     trial: Trial
     graphviz: bool
     dot: str | None
-    products: float | None
+    products: mkl_dispatch.Gain | None
 
     @property
     def healthy(self) -> bool:
@@ -90,7 +90,7 @@ def render(report: Report) -> str:
     rows += [(name, _version_and_verdict(name, version)) for name, version in report.versions.items()]
     if report.engine is not None:
         rows += _rows_on_engine(report.engine)
-    if report.products is not None and report.products > WORTH_SAYING:
+    if report.products is not None and report.products.times > WORTH_SAYING:
         rows.append(("products", _products(report.products)))
     rows.append(("graphviz", _graphviz(report)))
     rows.append(("networks", _networks(report.trial)))
@@ -140,9 +140,9 @@ def _rows_on_engine(engine: Engine) -> list[tuple[str, str]]:
     ]
 
 
-def _products(gain: float) -> str:
-    variable = f"{mkl_dispatch.VARIABLE}={mkl_dispatch.AVX2}"
-    return f"MKL's, {gain:.1f} times as fast with {variable} in the environment (docs/optimize.md)"
+def _products(gain: mkl_dispatch.Gain) -> str:
+    variable = f"{mkl_dispatch.VARIABLE}={gain.value}"
+    return f"MKL's, {gain.times:.1f} times as fast with {variable} in the environment (docs/optimize.md)"
 
 
 def _graphviz(report: Report) -> str:

@@ -1,18 +1,24 @@
 """Whether MKL passes over what the processor can do, because it is not Intel's.
 
 The MKL in the wheel of torch 1.10.2 is that of 2020.0, which goes by who made the processor. On AMD's it multiplies
-without AVX2, unless it finds MKL_DEBUG_CPU_TYPE=5 in the environment when it is first used. Later ones no longer look
-for it.
+without AVX2, unless it finds MKL_DEBUG_CPU_TYPE in the environment when it is first used: 5 for AVX2, 7 for AVX-512.
+Later ones no longer look for it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import subprocess
 import sys
 
-VARIABLE, AVX2 = "MKL_DEBUG_CPU_TYPE", "5"
+VARIABLE = "MKL_DEBUG_CPU_TYPE"
+# What a processor has to have for a value.
+VALUES = {
+    "5": frozenset(["avx2", "fma"]),
+    "7": frozenset(["avx512f", "avx512dq", "avx512cd", "avx512bw", "avx512vl"]),
+}
 CPUINFO = "/proc/cpuinfo"
 SECONDS_TO_WAIT = 60
 
@@ -35,27 +41,44 @@ print(min(found))
 """
 
 
-def gain() -> float | None:
-    """How many times as fast a product is with the variable, by a trial in two processes of their own.
+@dataclasses.dataclass(frozen=True)
+class Gain:
+    """A product is so many `times` as fast with `value` in the variable as it is now."""
 
-    None where the variable is set already or is not meant for the processor, and where Caffe2 does not run.
+    value: str
+    times: float
+
+
+def gain() -> Gain | None:
+    """The value with which products gain most, by a trial of each in processes of their own.
+
+    None where none is meant for the processor but the one that is set already, and where Caffe2 does not run.
     """
-    if VARIABLE in os.environ or not _is_passed_over():
+    as_it_is = os.environ.get(VARIABLE)
+    values = [value for value in _values_for(_processor()) if value != as_it_is]
+    now = _seconds({}) if values else None
+    found = [(seconds, value) for value in values for seconds in [_seconds({VARIABLE: value})] if seconds]
+    if not now or not found:
         return None
-    without, with_avx2 = _seconds({}), _seconds({VARIABLE: AVX2})
-    return without / with_avx2 if without and with_avx2 else None
+    least, best = min(found)
+    return Gain(best, now / least)
 
 
-def _is_passed_over() -> bool:
-    """Whether this is a processor with AVX2 that is not Intel's; only Linux tells."""
+def _values_for(processor: str) -> list[str]:
+    """What the variable may be for a processor with AVX2 that is not Intel's; `processor` is how Linux describes it."""
+    vendor = re.search(r"^vendor_id\s*:\s*(\S+)", processor, re.MULTILINE)
+    flags = re.search(r"^flags\s*:\s*(.*)", processor, re.MULTILINE)
+    if not vendor or not flags or vendor.group(1) == "GenuineIntel":
+        return []
+    return [value for value, needed in VALUES.items() if needed.issubset(flags.group(1).split())]
+
+
+def _processor() -> str:
     try:
         with open(CPUINFO, encoding="utf-8", errors="replace") as file:
-            text = file.read()
+            return file.read()
     except OSError:
-        return False
-    vendor = re.search(r"^vendor_id\s*:\s*(\S+)", text, re.MULTILINE)
-    flags = re.search(r"^flags\s*:\s*(.*)", text, re.MULTILINE)
-    return bool(vendor and flags and vendor.group(1) != "GenuineIntel" and "avx2" in flags.group(1).split())
+        return ""
 
 
 def _seconds(more: dict[str, str]) -> float | None:

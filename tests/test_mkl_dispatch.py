@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
 import pytest
 
 from caffe2_recurrent import mkl_dispatch
-from caffe2_recurrent.mkl_dispatch import VARIABLE
+from caffe2_recurrent.mkl_dispatch import VARIABLE, Gain
 from test_doctor import SOUND, rows
 
-AMD = "processor\t: 0\nvendor_id\t: AuthenticAMD\nflags\t\t: fpu sse avx avx2 bmi2\n\nprocessor\t: 1\n"
+AMD = "processor\t: 0\nvendor_id\t: AuthenticAMD\nflags\t\t: fpu sse fma avx avx2 bmi2\n\nprocessor\t: 1\n"
+AVX512 = AMD.replace("bmi2", "bmi2 avx512f avx512dq avx512cd avx512bw avx512vl")
 
 
 @pytest.fixture
@@ -23,14 +25,28 @@ def on_amd(monkeypatch, tmp_path):
     return path.write_text
 
 
-def times(monkeypatch, without, with_avx2):
-    found = {None: without, "5": with_avx2}
-    monkeypatch.setattr(mkl_dispatch, "_seconds", lambda more: found[more.get(VARIABLE)])
+def times(monkeypatch, found):
+    """Has trials take these times, by what the variable is set to."""
+    monkeypatch.setattr(mkl_dispatch, "_seconds", lambda more: found[more.get(VARIABLE, os.environ.get(VARIABLE))])
 
 
 def test_a_processor_that_is_passed_over(on_amd, monkeypatch):
-    times(monkeypatch, 0.5, 0.2)
-    assert mkl_dispatch.gain() == 2.5
+    times(monkeypatch, {None: 0.5, "5": 0.2})
+    assert mkl_dispatch.gain() == Gain("5", 2.5)
+
+
+@pytest.mark.parametrize("with_avx512, best", [(0.1, Gain("7", 5.0)), (0.25, Gain("5", 2.5)), (None, Gain("5", 2.5))])
+def test_the_faster_of_two_values(with_avx512, best, on_amd, monkeypatch):
+    on_amd(AVX512)
+    times(monkeypatch, {None: 0.5, "5": 0.2, "7": with_avx512})
+    assert mkl_dispatch.gain() == best
+
+
+def test_a_value_that_is_set_is_what_others_are_compared_with(on_amd, monkeypatch):
+    on_amd(AVX512)
+    monkeypatch.setenv(VARIABLE, "5")
+    times(monkeypatch, {"5": 0.2, "7": 0.1})
+    assert mkl_dispatch.gain() == Gain("7", 2.0)
 
 
 @pytest.mark.parametrize(
@@ -47,30 +63,30 @@ def test_a_processor_that_is_passed_over(on_amd, monkeypatch):
 )
 def test_other_processors(text, on_amd, monkeypatch):
     on_amd(text)
-    times(monkeypatch, 0.5, 0.2)
+    times(monkeypatch, {None: 0.5, "5": 0.2})
     assert mkl_dispatch.gain() is None
 
 
 def test_a_system_that_does_not_tell(on_amd, monkeypatch):
     monkeypatch.setattr(mkl_dispatch, "CPUINFO", "/nowhere/cpuinfo")
-    times(monkeypatch, 0.5, 0.2)
+    times(monkeypatch, {None: 0.5, "5": 0.2})
     assert mkl_dispatch.gain() is None
 
 
-def test_nothing_is_tried_where_it_is_set(on_amd, monkeypatch):
-    monkeypatch.setenv(VARIABLE, "4")
+def test_nothing_is_tried_where_the_only_value_is_set(on_amd, monkeypatch):
+    monkeypatch.setenv(VARIABLE, "5")
     monkeypatch.setattr(mkl_dispatch, "_seconds", lambda more: pytest.fail("it is tried"))
     assert mkl_dispatch.gain() is None
 
 
 @pytest.mark.parametrize("without, with_avx2", [(None, 0.2), (0.5, None)])
 def test_a_trial_that_fails_says_nothing(without, with_avx2, on_amd, monkeypatch):
-    times(monkeypatch, without, with_avx2)
+    times(monkeypatch, {None: without, "5": with_avx2})
     assert mkl_dispatch.gain() is None
 
 
 def test_it_is_tried(on_amd):
-    assert mkl_dispatch.gain() > 0
+    assert mkl_dispatch.gain().times > 0
 
 
 def test_the_variable_is_there_when_the_process_starts(monkeypatch):
@@ -95,9 +111,9 @@ def test_a_python_that_is_not_there(monkeypatch):
 @pytest.mark.parametrize(
     "gain, said",
     [
-        (2.54, "MKL's, 2.5 times as fast with MKL_DEBUG_CPU_TYPE=5 in the environment (docs/optimize.md)"),
-        (1.1, None),
-        (0.5, None),
+        (Gain("5", 2.54), "MKL's, 2.5 times as fast with MKL_DEBUG_CPU_TYPE=5 in the environment (docs/optimize.md)"),
+        (Gain("7", 1.1), None),
+        (Gain("5", 0.5), None),
         (None, None),
     ],
 )
