@@ -46,6 +46,38 @@ class State(NamedTuple):
     outer_initial: str
 
 
+class StateGradient(NamedTuple):
+    """The gradient of a state `[T + 1, N, D]`. `incoming` and `outgoing` are what a backward step calls those of the
+    new and of the old state, `of_all` and `of_last` the gradients from outside of all values and of the last one.
+    """
+
+    outer: str
+    of_initial: str
+    incoming: str
+    outgoing: str
+    of_all: Optional[str]
+    of_last: Optional[str]
+
+
+class Turned(NamedTuple):
+    """What a backward pass needs beside the backward step to be a loop of its own, see `backward_loop.py`.
+
+    `back` is the number of the step that a backward step belongs to, in outer `last_step` is T - 1. By the state,
+    `seen` are slices of gradients from outside, `zeros` initial gradients, `last` what the last step passes on;
+    `of_one_row` are states whose initial value is one for all sequences. `memory` is to hold the gradient of the
+    sequence, unless the loop has it already.
+    """
+
+    back: str
+    last_step: str
+    seen: Dict[str, str]
+    zeros: Dict[str, str]
+    last: Dict[str, str]
+    of_one_row: FrozenSet[str]
+    memory: Optional[State]
+    workspaces: str
+
+
 @dataclass
 class Gradient:
     """The RecurrentNetworkGradient operator of a loop.
@@ -53,7 +85,7 @@ class Gradient:
     `incoming` are the gradients of the loop's outputs, `links` what the backward step sees of the forward pass,
     `backward_links` what it writes; names that the operator renames are the new ones. `parameters` and `initial` are
     the outer gradients in the order of the operator's outputs. `like` is an outer blob of the shape of `sequence`, that
-    is of the first sequence as it was when the gradient was derived.
+    is of the first sequence as it was when the gradient was derived. With `turned` it is to become a loop of its own.
     """
 
     operator: caffe2_pb2.OperatorDef
@@ -67,6 +99,7 @@ class Gradient:
     others: List[str]
     links: List[Link]
     backward_links: List[Link]
+    turned: Optional[Turned] = None
 
     @property
     def of_parameters(self) -> Set[str]:
@@ -85,17 +118,18 @@ class Gradient:
 class Loop:
     """One loop of a net.
 
-    `operators` are those of the step, `gradient.operators` those of the backward step. `before` and
-    `after_gradient` are operators of the outer net that run once, around the two. `overwritten` maps blobs of the step
-    to backward blobs of the same shape that may take their memory, `known_rows` are blobs of both steps known
-    to be `[1, N, k]`. `around` are operators of the outer net, by their positions, that make a sequence of the
-    loop or continue from its gradient, each in a list of what takes its place; `sources` are, by the sequence, those of
-    them that make one for this loop alone and may as well run right in front of it, `sinks` the positions of those that
-    continue from the gradient just as the loop leaves it. `laying_out` are those that an earlier rewriting put there to
-    lay out weights for oneDNN. `busy` are the outer blobs that other operators in front of the gradient operator read
-    or write. `buffers` are states that no step reads: they hold a blob of all steps, for operators after the loop.
-    `of_shape` are outer blobs for which only the shape of a sequence counts. `shared` are the blobs that steps share,
-    `shared_before` those that they shared before anything was rewritten, `linked_before` those that were linked then.
+    `operators` are those of the step, `gradient.operators` those of the backward step. `before` and `after_gradient`
+    are operators of the outer net that run once, around the two. `overwritten` maps blobs of the step to backward blobs
+    of the same shape that may take their memory, `known_rows` are blobs of both steps known to be `[1, N, k]`, and
+    `columns` says k for some that steps compute. `around` are operators of the outer net, by their positions, that make
+    a sequence of the loop or continue from its gradient, each in a list of what takes its place; `sources` are, by the
+    sequence, those of them that make one for this loop alone and may as well run right in front of it, `sinks` the
+    positions of those that continue from the gradient just as the loop leaves it. `laying_out` are those that an
+    earlier rewriting put there to lay out weights for oneDNN. `busy` are the outer blobs that other operators in front
+    of the gradient operator read or write. `buffers` are states that no step reads: they hold a blob of all steps, for
+    operators after the loop. `of_shape` are outer blobs for which only the shape of a sequence counts. `shared` are the
+    blobs that steps share, `shared_before` those that they shared before anything was rewritten, `linked_before` those
+    that were linked then.
     """
 
     name: str
@@ -116,6 +150,7 @@ class Loop:
     made: Dict[Any, str] = field(default_factory=dict)
     overwritten: Dict[str, str] = field(default_factory=dict)
     known_rows: Set[str] = field(default_factory=set)
+    columns: Dict[str, int] = field(default_factory=dict)
     around: Dict[int, List[caffe2_pb2.OperatorDef]] = field(default_factory=dict)
     sources: Dict[str, int] = field(default_factory=dict)
     sinks: Set[int] = field(default_factory=set)
@@ -264,7 +299,7 @@ class Loop:
             },
         )
         _set_step(changed, "step_net", self.net, self.operators)
-        if self.gradient is not None:
+        if self.gradient is not None and self.gradient.turned is None:
             _set_step(changed, "backward_step_net", self.gradient.net, self.gradient.operators)
         else:
             # It would fit the step as it was. Without it the engine makes no gradient, rather than a wrong one.

@@ -21,7 +21,9 @@ Shape = Tuple[int, ...]
 # Turns each sequence round, for the loop that runs over it from its end.
 TURNING = "ReversePackedSegs"
 # What they make is shaped like their first input, of which not every Caffe2 says something.
-LIKE_THE_FIRST = frozenset([TURNING, "SequenceMask", "SigmoidGradient", "SoftmaxGradient", "TanhGradient"])
+LIKE_THE_FIRST = frozenset(
+    [TURNING, "ElementwiseLinear", "SequenceMask", "SigmoidGradient", "SoftmaxGradient", "TanhGradient"]
+)
 # In place of one: a prime, so that it is not taken for another size, or for a product of some.
 SEVERAL = 1009
 

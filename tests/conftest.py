@@ -28,6 +28,19 @@ def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(separate_rows, "in_steps", lambda way, inner, outer: True)
 
 
+@pytest.fixture
+def backward_loops() -> None:
+    """Backward passes may become loops of their own; elsewhere tests look at loops and their gradients as one."""
+
+
+@pytest.fixture(autouse=True)
+def no_backward_loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    from caffe2_recurrent.rewriting.rules.backward_loop import BackwardLoop
+
+    if "backward_loops" not in request.fixturenames and not os.environ.get("BACKWARD_LOOPS"):
+        monkeypatch.setattr(BackwardLoop, "sites", lambda self, loop: iter(()))
+
+
 @pytest.fixture(autouse=True)
 def fresh_workspace() -> Iterator[None]:
     """Give each test an empty workspace, and leave none of its blobs behind."""

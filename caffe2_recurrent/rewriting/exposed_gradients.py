@@ -1,6 +1,6 @@
 """Gradients of sequences to which the net adds more, once rules have let operators behind the loop read them too.
 
-before    <loop>/x_grad = RecurrentNetworkGradient(...);  w_grad = MatMul(<loop>/x_grad, ...)
+before    <loop>/x_grad = RecurrentNetworkGradient(...), or a loop of its own;  w_grad = MatMul(<loop>/x_grad, ...)
           x_grad = Alias(<loop>/x_grad);  x_grad = Sum(x_grad, ...)
 after     likewise, and the Sum waits for w_grad
 
@@ -15,7 +15,7 @@ from typing import List
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR
+from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR
 from caffe2_recurrent.operators import copied
 
 
@@ -24,7 +24,7 @@ def keep_order(operators: List[caffe2_pb2.OperatorDef]) -> None:
     made_at = {
         blob: position
         for position, operator in enumerate(operators)
-        if operator.type == GRADIENT_OPERATOR
+        if operator.type == GRADIENT_OPERATOR or (operator.type == OPERATOR and operator.is_gradient_op)
         for blob in operator.output
     }
     for position, operator in enumerate(operators):

@@ -8,7 +8,7 @@ from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.loop_reading import read_loops
 from caffe2_recurrent.operator_arguments import has_nets
-from caffe2_recurrent.rewriting import exposed_gradients, memory_names, trial
+from caffe2_recurrent.rewriting import backward_loop, exposed_gradients, memory_names, step_shapes, trial
 from caffe2_recurrent.rewriting.report import Refusal, Report, Rewrite
 from caffe2_recurrent.rewriting.rows import with_rows
 from caffe2_recurrent.rewriting.rule import Rule
@@ -33,6 +33,7 @@ def rewritten(
         before = len(rewrites)
         # What rules put there does not tell, but blobs keep what they hold.
         loop.known_rows |= with_rows(loop, sizes)
+        loop.columns.update(step_shapes.columns(loop, sizes))
         with trial.trying(trials):
             for rule in rules:
                 made, left = apply(rule, loop, sizes, even_if_slower)
@@ -55,13 +56,18 @@ def rewritten(
         elif position in changed:
             operators += changed[position].around_forward()
         elif operator.type == GRADIENT_OPERATOR and operator.input[-1] in differentiated:
-            operators += differentiated[operator.input[-1]].around_gradient()
+            operators += _around_gradient(differentiated[operator.input[-1]])
         else:
             operators.append(operator)
     exposed_gradients.keep_order(operators)
     names = tuple(loop.name for loop in loops.values())
     report = Report(names, tuple(rule.name for rule in rules), tuple(rewrites), tuple(refusals), dry_run, trials)
     return operators, report
+
+
+def _around_gradient(loop: Loop) -> Operators:
+    assert loop.gradient is not None
+    return loop.around_gradient() if loop.gradient.turned is None else backward_loop.operators(loop)
 
 
 def apply(rule: Rule, loop: Loop, sizes: Sizes, even_if_slower: bool = False) -> Tuple[List[Rewrite], List[Refusal]]:
@@ -86,6 +92,8 @@ def apply(rule: Rule, loop: Loop, sizes: Sizes, even_if_slower: bool = False) ->
 
 
 def _out_of_reach(loop: Loop) -> Optional[str]:
+    if any(operator.type == backward_loop.LINK for operator in loop.operators):
+        return "it is a backward pass that has been made a loop of its own"
     if loop.forward.device_option.device_type != caffe2_pb2.DeviceOption().device_type:
         return "it does not run on a CPU, and the rules are made for CPUs"
     if any(window != 1 for given in loop.forward.arg if given.name == "link_window" for window in given.ints):
@@ -98,6 +106,8 @@ def _out_of_reach(loop: Loop) -> Optional[str]:
 
 def _mistakable(loop: Loop, net: caffe2_pb2.NetDef) -> Optional[str]:
     """Why it is not certain which operators belong together; a loop and its gradient share their step workspaces."""
+    if any(backward_loop.is_backward_of(operator, loop.forward) for operator in net.op):
+        return "its backward pass has been made a loop of its own, which fits its steps as they are"
     if loop.gradient is None:
         return None
     workspaces = loop.outputs[-1]

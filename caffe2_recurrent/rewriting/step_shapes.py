@@ -8,6 +8,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.loop import Loop, State
 from caffe2_recurrent.operators import copied, gradient_name
 from caffe2_recurrent.rewriting.emit import is_aten
+from caffe2_recurrent.rewriting.rows import DIMENSIONS
 from caffe2_recurrent.sizes import Shape, Sizes
 from caffe2_recurrent.wiring import Link
 
@@ -34,6 +35,17 @@ def shapes_before(loop: Loop, sizes: Sizes, operators: Sequence[caffe2_pb2.Opera
     found = _after(loop.operators, found, slices)
     slices = _slices(loop, sizes.batch(loop), outer, loop.gradient.backward_links)
     return _after(operators[:position], {**found, **slices}, slices)
+
+
+def columns(loop: Loop, sizes: Sizes) -> Dict[str, int]:
+    """k of the blobs that a step computes and that are known to be `[1, N, k]` in the end."""
+    batch = sizes.batch(loop)
+    found = shapes_before(loop, sizes, loop.operators, len(loop.operators))
+    return {
+        blob: found[blob][-1]
+        for blob in loop.written.intersection(found)
+        if batch is not None and len(found[blob]) == DIMENSIONS and found[blob][:-1] == (1, batch)
+    }
 
 
 def _slices(loop: Loop, batch: Optional[int], outer: Mapping[str, Shape], links: Iterable[Link]) -> Shapes:

@@ -1,6 +1,7 @@
 """The rules, in the order in which they follow each other."""
 
 from caffe2_recurrent.rewriting.rules.activations import Activations
+from caffe2_recurrent.rewriting.rules.backward_loop import BackwardLoop
 from caffe2_recurrent.rewriting.rules.broadcasts import Broadcasts
 from caffe2_recurrent.rewriting.rules.ended_sequences import EndedSequences
 from caffe2_recurrent.rewriting.rules.executor_threads import ExecutorThreads
@@ -58,4 +59,5 @@ RULES = (
     UnreadBlobs(),
     ForwardLinks(),
     ExecutorThreads(),
+    BackwardLoop(),
 )

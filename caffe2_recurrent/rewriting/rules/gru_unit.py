@@ -114,6 +114,7 @@ class GRUUnits(Rule):
         # Now, as the gates may be the slice itself, which has another name if it has been cut.
         unit = _unit(operator)
         past = _past(loop, operator, unit)
+        size = _size(loop, sizes, site.where)
         elements = _elements(loop, sizes, site.where)
         joining = _joining(loop, sizes, site.where)
         emitter = Emitter(loop, operator, unit.hidden)
@@ -127,6 +128,8 @@ class GRUUnits(Rule):
             # What the backward step does not read is not kept in each step.
             kept = () if again else (opened.update, opened.output, opened.share)
             loop.shared += [blob for blob in emitter.made if blob not in kept]
+            if size is not None:
+                loop.columns.update(dict.fromkeys(kept, size))
             _rewrite_gradient(loop, unit, past, backward, joining, None if again else opened, elements)
         if joining is not None:
             _remove_if_unread(loop, joining)

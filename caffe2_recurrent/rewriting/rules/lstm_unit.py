@@ -118,6 +118,7 @@ class LSTMUnits(Rule):
             loop.overwritten[kept or unit.gates] = gradient.of_gates
         else:
             loop.overwritten[factors.gates] = gradient.of_gates
+            loop.columns.update({factors.gates: len(GATES) * size, factors.cell: size, factors.forget: size})
         emit_backward(emitter, gradient, form, factors, mask, drop)
         loop.gradient.operators[backward : backward + 1] = [*map(copied, again), *emitter.operators]
 

@@ -1,0 +1,148 @@
+"""The backward pass as a loop of its own, which goes through the steps from the last one to the first.
+
+    RecurrentNetworkGradient    =>    RecurrentNetwork with, in each step
+                                      back = T - 1 - t;  links of what belongs to step `back`;  the gradients from
+                                      outside added to those of the states;  the operators of the backward step
+
+The gradient of a state is a state of this loop: at first that of the last value, then what the step before has made of
+it. All else lies in outer blobs in the order of the forward pass.
+
+Source: RecurrentNetworkGradientOp and RNNApplyLinkOp in caffe2/operators/rnn/recurrent_network_op.h.
+"""
+
+from typing import Dict, List
+
+from caffe2.proto import caffe2_pb2
+
+from caffe2_recurrent.executor import ENABLE
+from caffe2_recurrent.gradient_maker import OPERATOR, POSITIONS
+from caffe2_recurrent.loop import Loop, State, StateGradient, Turned
+from caffe2_recurrent.operator_arguments import integers, strings
+from caffe2_recurrent.operators import copied, gradient_name, new_operator
+from caffe2_recurrent.rewriting import dataflow
+from caffe2_recurrent.rewriting.memory_names import ENGINES
+from caffe2_recurrent.wiring import Alias, Link
+
+LINK = "rnn_internal_apply_link"
+
+
+def is_backward_of(operator: caffe2_pb2.OperatorDef, forward: caffe2_pb2.OperatorDef) -> bool:
+    """Whether `operator` is the backward pass of `forward`, as it is made here."""
+    return operator.type == OPERATOR and operator.is_gradient_op and operator.input[-1:] == forward.output[-1:]
+
+
+def state_gradients(loop: Loop) -> Dict[str, StateGradient]:
+    """By the state; without those that the backward step does not both read and write, each by one name."""
+    gradient = loop.gradient
+    assert gradient is not None
+    from_outside = dict(zip(integers(gradient.operator, POSITIONS), gradient.incoming))
+    of_initial = dict(zip(strings(gradient.operator, "recurrent_states"), gradient.initial))
+    found = {}
+    for state in loop.states:
+        outer = gradient_name(state.outer_states)
+        links = [link for link in gradient.backward_links if link.outer == outer]
+        inner = {link.offset: link.inner for link in links}
+        if state.outer_states in of_initial and len(links) == len(inner) == 2:
+            of = {
+                alias.offset: from_outside[position]
+                for position, alias in enumerate(loop.aliases)
+                if alias.outer_states == state.outer_states and position in from_outside
+            }
+            found[state.outer_states] = StateGradient(
+                outer, of_initial[state.outer_states], inner[1], inner[0], of.get(1), of.get(-1)
+            )
+    return found
+
+
+def links(loop: Loop) -> List[Link]:
+    """What a backward step has to see of the step that it belongs to, but for the gradients of states."""
+    gradient = loop.gradient
+    assert gradient is not None
+    of_states = {state.outer for state in state_gradients(loop).values()}
+    own = [link for link in [*gradient.links, *gradient.backward_links] if link.outer not in of_states]
+    known = {link.inner for link in [*gradient.links, *gradient.backward_links]}
+    read = {blob for operator in gradient.operators for blob in operator.input}
+    return own + [link for link in loop.links if link.inner in read and link.inner not in known]
+
+
+def operators(loop: Loop) -> List[caffe2_pb2.OperatorDef]:
+    """What takes the place of the gradient operator of a loop whose gradient is `turned`."""
+    gradient = loop.gradient
+    assert gradient is not None and gradient.turned is not None
+    turned, of_states = gradient.turned, state_gradients(loop)
+    states = [State(of.outer, of.of_last or turned.zeros[outer]) for outer, of in of_states.items()]
+    aliases = [Alias(of.outer, turned.last[outer], -1) for outer, of in of_states.items()]
+    if turned.memory is not None:
+        states.append(turned.memory)
+        aliases.append(Alias(turned.memory.outer_states, gradient.sequence, 1))
+    shown = links(loop) + [Link(turned.seen[outer], of.of_all, 0) for outer, of in of_states.items() if of.of_all]
+    outer = {link.outer for link in shown} - {state.outer_states for state in states}
+    net = caffe2_pb2.NetDef()
+    net.CopyFrom(gradient.net)
+    net.external_input.extend(sorted({link.outer for link in shown} - set(net.external_input)))
+    backward = Loop(
+        name=gradient.sequence,
+        forward=new_operator(OPERATOR, [], [], loop.forward, **{ENABLE: 0, "timestep": loop.timestep}),
+        net=net,
+        operators=_step(loop, turned, of_states, shown),
+        inputs=[loop.inputs[0]],
+        outputs=list(dict.fromkeys([*(alias.outer_output for alias in aliases), gradient.sequence, *gradient.others])),
+        states=states,
+        links=[
+            link
+            for of in of_states.values()
+            for link in (Link(of.incoming, of.outer, 0), Link(of.outgoing, of.outer, 1))
+        ],
+        aliases=aliases,
+        timestep=loop.timestep,
+        shared=_shared(loop),
+        gradient=None,
+        names=loop.names,
+    )
+    # The engine takes no operator that reads a blob and writes it too; what is written has been made before.
+    read = (outer | backward.references) - set(backward.outputs)
+    for blob in [*(state.outer_initial for state in states), *sorted(read)]:
+        backward.add_reference(blob)
+    # By these the two passes are known to belong together.
+    backward.inputs.append(loop.workspaces)
+    backward.outputs.append(turned.workspaces)
+    backward.forward.is_gradient_op = True
+    initial = [
+        _of_initial(loop, state.outer_initial, turned, state.outer_states)
+        for state in loop.states
+        if state.outer_states in of_states
+    ]
+    return [*backward.around_forward(), *initial, *loop.after_gradient]
+
+
+def _shared(loop: Loop) -> List[str]:
+    """What backward steps share, as they do in a RecurrentNetworkGradient: all that they write, unless it is linked."""
+    assert loop.gradient is not None
+    written = dict.fromkeys(blob for operator in loop.gradient.operators for blob in operator.output)
+    linked = {link.inner for link in loop.all_links}
+    return [blob for blob in written if blob not in linked] + [blob for blob in loop.shared if ENGINES in blob]
+
+
+def _step(
+    loop: Loop, turned: Turned, of_states: Dict[str, StateGradient], shown: List[Link]
+) -> List[caffe2_pb2.OperatorDef]:
+    assert loop.gradient is not None
+    made = [new_operator("Sub", [turned.last_step, loop.timestep], [turned.back], loop.forward)]
+    for link in shown:
+        inputs, outputs = [turned.back, link.outer], [link.inner, link.outer]
+        made.append(new_operator(LINK, inputs, outputs, loop.forward, offset=link.offset, window=1))
+    for outer, of in of_states.items():
+        if of.of_all:
+            made.append(new_operator("Sum", [of.incoming, turned.seen[outer]], [of.incoming], loop.forward))
+    for operator in map(copied, loop.gradient.operators):
+        dataflow.rename(operator, loop.timestep, turned.back)
+        made.append(operator)
+    return made
+
+
+def _of_initial(loop: Loop, initial: str, turned: Turned, outer: str) -> caffe2_pb2.OperatorDef:
+    """What the last step has passed back, in the shape of the initial state; one row is that of all sequences."""
+    of_initial = state_gradients(loop)[outer].of_initial
+    if outer in turned.of_one_row:
+        return new_operator("ReduceFrontSum", [turned.last[outer]], [of_initial], loop.forward, num_reduce_dim=2)
+    return new_operator("ResizeLike", [turned.last[outer], initial], [of_initial], loop.forward)

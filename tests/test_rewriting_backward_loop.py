@@ -1,0 +1,304 @@
+"""The rule `backward_loop`: the backward pass as a loop of its own, and two workspaces for the steps of both."""
+
+import numpy as np
+import pytest
+from caffe2.python import core, workspace
+from caffe2.python.model_helper import ModelHelper
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import caffe2_recurrent
+import cells
+import comparing
+import random_step_nets
+import rewriting_support as support
+import step_nets
+from caffe2_recurrent import GRU, LSTM, optimize, recurrent_net
+from caffe2_recurrent.loop_reading import read_loops
+from caffe2_recurrent.rewriting import backward_loop
+from caffe2_recurrent.rewriting.rules import backward_loop as rule
+from cells import CELLS
+from test_random_step_nets import drawn_options, seeds
+from test_rewriting_onednn import feed_parameters
+
+pytestmark = pytest.mark.usefixtures("backward_loops")
+
+RULE = "backward_loop"
+# What has to be out of the loop, or known, before it.
+ALONE = ["parameter_gradients", RULE]
+ALL_STEP_NETS = step_nets.AS_CAFFE2 + step_nets.MENDED
+EVERY_CELL = pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
+EVERY_STEP_NET = pytest.mark.parametrize("make", ALL_STEP_NETS, ids=lambda make: make.__name__)
+RULES = pytest.mark.parametrize("rules", [ALONE, None], ids=["alone", "all rules"])
+OTHERS = [name for name in support.NAMES if name != RULE]
+
+
+def turned(change=None, name="layer", **options):
+    """An LSTM whose backward pass is a loop of its own, and what must stay what it is."""
+    model, blobs = support.lstm(**options)
+    if change is not None:
+        change(model)
+    assert optimize(model, even_if_slower=True).counts[RULE] == 1
+    return model, blobs
+
+
+def kinds(net):
+    return [operator.type for operator in net.Proto().op if operator.type in (support.LOOP, support.GRADIENT)]
+
+
+# ------------------------------------------------------------------------------------------------ values and gradients
+
+
+@EVERY_CELL
+@RULES
+def test_cells_have_the_values_and_gradients_of_a_numpy_loop(cell, rules):
+    fired = 0
+    for lengths in (None, [cell.steps, 1]):
+        for recompute in (False, True):
+            variant = cell.remembering_nothing() if recompute else cell
+            workspace.ResetWorkspace()
+            with support.optimising(rules) as lines:
+                variant.but(lengths=lengths).assert_right(executor=False)
+            fired += lines.counts[RULE]
+    assert fired or cell.name.startswith("attention") or (rules and "gru" in cell.name), lines.reasons
+
+
+@EVERY_STEP_NET
+@RULES
+def test_step_nets_have_the_values_and_gradients_of_a_numpy_loop(make, rules):
+    with support.optimising(rules):
+        comparing.assert_right(recurrent_net, make(), executor=False)
+
+
+@settings(max_examples=80)
+@given(seeds, st.integers(1, 3), st.none() | st.sets(st.sampled_from(support.NAMES), min_size=1))
+def test_random_step_nets(seed, sequences, rules):
+    workspace.ResetWorkspace()
+    step_net = random_step_nets.step_net(seed, sequences)
+    with support.optimising(None if rules is None else {*rules, RULE}):
+        comparing.assert_right(recurrent_net, step_net, executor=False, **drawn_options(seed, step_net))
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_random_sizes_lengths_options_and_rules_of_cells(data):
+    workspace.ResetWorkspace()
+    changed = cells.drawn(data, CELLS)
+    rules = data.draw(st.none() | st.sets(st.sampled_from(support.NAMES), min_size=1))
+    with support.optimising(None if rules is None else {*rules, *ALONE}):
+        changed.assert_right(executor=False)
+
+
+def test_it_finds_something_to_do_in_random_step_nets():
+    with support.optimising() as lines:
+        for seed in range(40):
+            workspace.ResetWorkspace()
+            step_net = random_step_nets.step_net(seed, 1 + seed % 3)
+            comparing.run(recurrent_net, step_net, executor=False, **drawn_options(seed, step_net))
+    assert lines.counts[RULE] >= 5, lines.reasons
+
+
+def test_an_error_in_the_turning_is_found(monkeypatch):
+    """Backward steps see what belongs to the step of the same number."""
+    right = backward_loop.links
+    monkeypatch.setattr(backward_loop, "links", lambda loop: [link._replace(offset=0) for link in right(loop)])
+    model, blobs = support.lstm()
+    expected = support.run(model, blobs)
+    model, blobs = turned()
+    with pytest.raises(AssertionError, match="output"):
+        support.assert_same(support.run(model, blobs), expected)
+
+
+# ------------------------------------------------------------------------------------------------------------- its nets
+
+
+@support.EVERY_LSTM
+def test_what_there_is_after_it(options):
+    model, blobs = support.lstm(**options)
+    expected = support.run(model, blobs)
+    model, blobs = turned(**options)
+    assert kinds(model.net) == [support.LOOP, support.LOOP]
+    support.assert_done(model.net)
+    support.assert_same(support.run(model, blobs), expected)
+    forward, backward = (operator for operator in model.net.Proto().op if operator.type == support.LOOP)
+    assert backward.is_gradient_op and not forward.is_gradient_op
+    assert backward_loop.is_backward_of(backward, forward) and not backward_loop.is_backward_of(forward, forward)
+    assert "backward_step_net" not in [given.name for given in forward.arg]
+    # What the engine would not create: it has a schema for both operators.
+    assert set(backward.input).isdisjoint(backward.output)
+
+
+def test_steps_take_turns_in_two_workspaces():
+    model, _ = turned()
+    support.run(model, [])
+    for loop in read_loops(model.net.Proto()).values():
+        workspace.RunOperatorOnce(
+            core.CreateOperator("RecurrentNetworkBlobFetcher", [loop.workspaces], ["kept"], prefix="kept")
+        )
+        assert {name.decode()[-1] for name in workspace.FetchBlob("kept")} <= set("01")
+
+
+def test_runs_of_other_sizes():
+    def change(model):
+        assert optimize(model, even_if_slower=True).counts[RULE] == 1
+
+    for options in ({}, {"lengths": True}):
+        expected = support.runs_of_other_sizes(lambda model: None, **options)
+        support.assert_same(support.runs_of_other_sizes(change, **options), expected)
+
+
+def test_a_run_without_steps():
+    expected = support.run_without_steps(lambda model: None)
+
+    def change(model):
+        assert optimize(model, OTHERS[:1] + ALONE, even_if_slower=True).counts[RULE] == 1
+
+    support.assert_same(support.run_without_steps(change), expected)
+
+
+@pytest.mark.parametrize("kind", ["simple", "dag", "async_scheduling"])
+def test_layers_in_nets_that_run_operators_side_by_side(kind):
+    def build():
+        workspace.ResetWorkspace()
+        model = ModelHelper("layers")
+        model.net.Proto().type = kind
+        below, *_ = LSTM(model, "x", None, ("h0", "c0"), support.DIM_IN, support.D, "below")
+        beside, *_ = GRU(model, "x", None, ("h0",), support.DIM_IN, support.D, "beside")
+        above, *_ = LSTM(model, model.net.Sum([below, beside], "sum"), None, None, support.D, support.D, "above")
+        found = model.AddGradientOperators({above: model.net.AddExternalInput("dh")})
+        workspace.RunNetOnce(model.param_init_net)
+        support.feed()
+        feed_parameters(model, 5)
+        return model, [str(above), *(str(found[name]) for name in ("x", "h0", "c0", *map(str, model.params)))]
+
+    expected = support.run(*build())
+    model, blobs = build()
+    assert optimize(model, even_if_slower=True).counts[RULE] == 3
+    support.assert_done(model.net)
+    for _ in range(5):
+        support.assert_same(support.run(model, blobs), expected)
+
+
+def test_gradients_of_all_values_and_of_the_last():
+    """And of the state that nobody looks at; initial states of one value for all sequences, one of them shared."""
+
+    def build():
+        workspace.ResetWorkspace()
+        model = ModelHelper("model")
+        outputs = LSTM(model, "x", None, ("h", "h"), support.DIM_IN, support.D, "layer", outputs_with_grads="auto")
+        loss = model.net.Sum(
+            [model.net.SumElements(model.net.Mul([outputs[0], "dh"])), model.net.SumElements(outputs[3])], "loss"
+        )
+        found = model.AddGradientOperators([loss])
+        support.feed()
+        workspace.RunNetOnce(model.param_init_net)
+        feed_parameters(model, 5)
+        workspace.FeedBlob("h", np.linspace(-1, 1, support.D).astype(np.float32))
+        return model, [str(outputs[0]), *(str(found[name]) for name in ("x", "h", *map(str, model.params)))]
+
+    expected = support.run(*build())
+    model, blobs = build()
+    assert optimize(model, even_if_slower=True).counts[RULE] == 1
+    support.assert_same(support.run(model, blobs), expected)
+    types = [operator.type for operator in model.net.Proto().op]
+    assert types.count("ReduceFrontSum") == 2
+
+
+def test_it_runs_beside_the_net_as_it_was():
+    """Step workspaces outlive their net, in the same workspace under the same name."""
+    plain, blobs = support.lstm(name="plain")
+    expected = support.run(plain, blobs)
+    nets = [plain, turned(name="plain")[0], support.lstm(name="plain")[0]]
+    optimize(nets[2], OTHERS, even_if_slower=True)
+    for first in nets:
+        for second in nets:
+            support.run(first, blobs)
+            support.assert_same(support.run(second, blobs), expected)
+
+
+def test_an_installed_package_makes_them(monkeypatch):
+    monkeypatch.setattr(rule, "FEWEST_OPERATORS", 1)
+    model, blobs = support.lstm()
+    expected = support.run(model, blobs)
+    with caffe2_recurrent.install(optimize=True, trials=False):
+        support.assert_same(support.run(model, blobs), expected)
+
+
+def test_a_sequence_that_is_read_beside_the_loop_too():
+    def build():
+        workspace.ResetWorkspace()
+        random = np.random.RandomState(0)
+        net, step = core.Net("net"), core.Net("step")
+        net.Proto().type = "dag"
+        for name, size in {"x": (6, 2, 3), "h0": (2, 3), "w": (3, 3), "b": (3,)}.items():
+            workspace.FeedBlob(name, random.randn(*size).astype(np.float32))
+        beside = net.SumElements(net.Sqr("x", "squared"), "beside")
+        x_t, h_prev, w, b = step.AddExternalInputs("x_t", "h_prev", "w", "b")
+        h_t = step.Tanh(step.Sum([step.FC([h_prev, w, b], "u", axis=2), x_t], "z"), "h_t")
+        h_all, _ = recurrent_net(
+            net, step, [(x_t, "x")], [(h_prev, "h0")], {h_prev: h_t}, scope="loop", outputs_with_grads="auto"
+        )
+        loss = net.Sum([beside, net.SumElements(h_all, "of_loop")], "loss")
+        found = net.AddGradientOperators([loss])
+        return net, [str(found[name]) for name in ("x", "h0", "w", "b")]
+
+    def values(net, blobs):
+        workspace.RunNetOnce(net)
+        return support.values(blobs)
+
+    expected = values(*build())
+    net, blobs = build()
+    assert optimize(net, ALONE, even_if_slower=True).counts[RULE] == 1
+    (adding,) = [operator for operator in net.Proto().op if operator.type == "Sum" and "x_grad" in operator.output]
+    assert "w_grad" in adding.control_input
+    for _ in range(20):
+        support.assert_same(values(net, blobs), expected)
+
+
+def test_a_tensor_of_atens_is_copied_to_a_slice():
+    model = ModelHelper("gru")
+    outputs = GRU(model, "x", None, ("h0",), support.DIM_IN, support.D, "layer")
+    model.AddGradientOperators({outputs[0]: model.net.AddExternalInput("dh")})
+    shapes = {"x": (support.T, support.N, support.DIM_IN), "h0": (support.N, support.D)}
+    assert optimize(model, shapes=shapes, even_if_slower=True).counts[RULE] == 1
+    for loop in read_loops(model.net.Proto()).values():
+        of_aten = {blob for operator in loop.operators if operator.type == "ATen" for blob in operator.output}
+        linked = {link.inner for link in loop.links}
+        shown = [operator.output[0] for operator in loop.operators if operator.type == backward_loop.LINK]
+        assert of_aten.isdisjoint(linked.union(shown))
+    forward, _ = read_loops(model.net.Proto()).values()
+    assert [op for op in forward.operators if op.type == "Copy" and op.input[0].endswith("_made")]
+
+
+def test_no_more_gradient_operators():
+    model, _ = turned()
+    with pytest.raises(Exception, match="without a backward step"):
+        model.net.AddGradientOperators(["layer/hidden_t_all"])
+
+
+# --------------------------------------------------------------------------------------------------------- what it says
+
+
+def test_few_operators():
+    model, _ = support.lstm()
+    report = optimize(model, ALONE, shapes={"x": (support.T, support.N, support.DIM_IN)})
+    (reason,) = [refusal.reason for refusal in report.refusals if refusal.rule == RULE]
+    assert reason.endswith("operators and links of all steps are few")
+    long = {"x": (100, support.N, support.DIM_IN)}
+    assert optimize(support.lstm()[0], ALONE, shapes=long).counts[RULE] == 1
+
+
+def test_gradients_that_are_added_up_in_the_loop():
+    model, _ = support.lstm()
+    assert support.reasons(model.net, RULE) == ["steps add up the gradient of 'layer/gates_t_w'"]
+
+
+def test_threads_that_somebody_has_given():
+    model, _ = support.lstm()
+    for operator in model.net.Proto().op:
+        if operator.type in (support.LOOP, support.GRADIENT):
+            caffe2_recurrent.set_rnn_executor_config(operator, num_threads=2)
+    report = optimize(model, ALONE, even_if_slower=True)
+    assert [refusal.reason for refusal in report.refusals if refusal.rule == RULE] == [
+        "somebody has said how many threads the RNN executor is to have"
+    ]
