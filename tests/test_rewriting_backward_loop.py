@@ -270,6 +270,23 @@ def test_a_tensor_of_atens_is_copied_to_a_slice():
     assert [op for op in forward.operators if op.type == "Copy" and op.input[0].endswith("_made")]
 
 
+def test_what_looks_at_loops():
+    model, blobs = turned()
+    support.run(model, blobs)
+    with pytest.raises(
+        ValueError, match=r"has 2 loops; say which one by loop=: 0 \('layer/hidden_t_all'\), 1 \('layer/layer/i2h_grad'"
+    ):
+        caffe2_recurrent.step_times(model)
+    for loop in (0, 1):
+        assert caffe2_recurrent.step_times(model, loop=loop, runs=1).steps == support.T
+        with pytest.raises(ValueError, match="optimize it without the rule 'backward_loop'"):
+            caffe2_recurrent.step_values(model, loop=loop)
+    assert str(caffe2_recurrent.describe(model)).startswith("net 'model': 2 loops")
+    assert len(caffe2_recurrent.retrieve_step_blobs(model.net, "kept"))
+    prediction = caffe2_recurrent.prediction_net(model, ["x"], ["layer/hidden_t_all"])
+    assert kinds(prediction.net) == [support.LOOP]
+
+
 def test_no_more_gradient_operators():
     model, _ = turned()
     with pytest.raises(Exception, match="without a backward step"):

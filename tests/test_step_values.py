@@ -424,7 +424,8 @@ def test_forward_only(executor, cut):
         workspace.RunNetOnce(net)
     assert refused(ValueError, net, "x_t") == (
         "step_values: loop 'h_t_all' is forward only: its steps take turns in a few workspaces, and overwrite what the "
-        "ones before have computed; build it without forward_only to look into its steps"
+        "ones before have computed; to look into its steps, build it without forward_only, or optimize it without the "
+        "rule 'backward_loop'"
     )
 
 

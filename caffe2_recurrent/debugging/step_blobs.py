@@ -49,7 +49,8 @@ def step_blobs(caller: str, loop: Loop) -> Iterator[StepBlobs]:
     if not loop.has_backward_step:
         problems.add(
             "loop '{}' is forward only: its steps take turns in a few workspaces, and overwrite what the ones before "
-            "have computed; build it without forward_only to look into its steps",
+            "have computed; to look into its steps, build it without forward_only, or optimize it without the rule "
+            "'backward_loop'",
             loop.name,
         )
     elif not has_run(loop):

@@ -17,18 +17,20 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.executor import ENABLE
 from caffe2_recurrent.gradient_maker import OPERATOR, POSITIONS
 from caffe2_recurrent.loop import Loop, State, StateGradient, Turned
-from caffe2_recurrent.operator_arguments import integers, strings
+from caffe2_recurrent.operator_arguments import integers, string, strings
 from caffe2_recurrent.operators import copied, gradient_name, new_operator
 from caffe2_recurrent.rewriting import dataflow
 from caffe2_recurrent.rewriting.memory_names import ENGINES
 from caffe2_recurrent.wiring import Alias, Link
 
 LINK = "rnn_internal_apply_link"
+# An argument of the operator, which the engine does not look for: the step workspaces of the forward operator.
+FORWARD = "backward_pass_of"
 
 
 def is_backward_of(operator: caffe2_pb2.OperatorDef, forward: caffe2_pb2.OperatorDef) -> bool:
     """Whether `operator` is the backward pass of `forward`, as it is made here."""
-    return operator.type == OPERATOR and operator.is_gradient_op and operator.input[-1:] == forward.output[-1:]
+    return operator.type == OPERATOR and string(operator, FORWARD, "") == forward.output[-1]
 
 
 def state_gradients(loop: Loop) -> Dict[str, StateGradient]:
@@ -80,13 +82,14 @@ def operators(loop: Loop) -> List[caffe2_pb2.OperatorDef]:
     net = caffe2_pb2.NetDef()
     net.CopyFrom(gradient.net)
     net.external_input.extend(sorted({link.outer for link in shown} - set(net.external_input)))
+    arguments = {ENABLE: 0, "timestep": loop.timestep, FORWARD: loop.workspaces}
     backward = Loop(
         name=gradient.sequence,
-        forward=new_operator(OPERATOR, [], [], loop.forward, **{ENABLE: 0, "timestep": loop.timestep}),
+        forward=new_operator(OPERATOR, [], [], loop.forward, **arguments),
         net=net,
         operators=_step(loop, turned, of_states, shown),
         inputs=[loop.inputs[0]],
-        outputs=list(dict.fromkeys([*(alias.outer_output for alias in aliases), gradient.sequence, *gradient.others])),
+        outputs=list(dict.fromkeys([gradient.sequence, *(alias.outer_output for alias in aliases), *gradient.others])),
         states=states,
         links=[
             link
@@ -103,8 +106,6 @@ def operators(loop: Loop) -> List[caffe2_pb2.OperatorDef]:
     read = (outer | backward.references) - set(backward.outputs)
     for blob in [*(state.outer_initial for state in states), *sorted(read)]:
         backward.add_reference(blob)
-    # By these the two passes are known to belong together.
-    backward.inputs.append(loop.workspaces)
     backward.outputs.append(turned.workspaces)
     backward.forward.is_gradient_op = True
     initial = [
