@@ -63,17 +63,17 @@ class Turned(NamedTuple):
     """What a backward pass needs beside the backward step to be a loop of its own, see `backward_loop.py`.
 
     `back` is the number of the step that a backward step belongs to, in outer `last_step` is T - 1. By the state,
-    `seen` are slices of gradients from outside, `zeros` initial gradients, `last` what the last step passes on;
-    `of_one_row` are states whose initial value is one for all sequences. `memory` is to hold the gradient of the
-    sequence, unless the loop has it already.
+    `from_outside` are gradients of all its values and `seen` the slices that a step sees, `zeros` are initial
+    gradients, and `last` what the last step passes on. `memory` is to hold the gradient of the sequence, unless the
+    loop has it already.
     """
 
     back: str
     last_step: str
+    from_outside: Dict[str, str]
     seen: Dict[str, str]
     zeros: Dict[str, str]
     last: Dict[str, str]
-    of_one_row: FrozenSet[str]
     memory: Optional[State]
     workspaces: str
 

@@ -200,8 +200,6 @@ def test_gradients_of_all_values_and_of_the_last():
     model, blobs = build()
     assert optimize(model, even_if_slower=True).counts[RULE] == 1
     support.assert_same(support.run(model, blobs), expected)
-    types = [operator.type for operator in model.net.Proto().op]
-    assert types.count("ReduceFrontSum") == 2
 
 
 def test_it_runs_beside_the_net_as_it_was():
@@ -281,7 +279,7 @@ def test_what_looks_at_loops():
         assert caffe2_recurrent.step_times(model, loop=loop, runs=1).steps == support.T
         with pytest.raises(ValueError, match="optimize it without the rule 'backward_loop'"):
             caffe2_recurrent.step_values(model, loop=loop)
-    assert str(caffe2_recurrent.describe(model)).startswith("net 'model': 2 loops")
+    assert ": 2 loops" in str(caffe2_recurrent.describe(model))
     assert len(caffe2_recurrent.retrieve_step_blobs(model.net, "kept"))
     prediction = caffe2_recurrent.prediction_net(model, ["x"], ["layer/hidden_t_all"])
     assert kinds(prediction.net) == [support.LOOP]
@@ -317,5 +315,5 @@ def test_threads_that_somebody_has_given():
             caffe2_recurrent.set_rnn_executor_config(operator, num_threads=2)
     report = optimize(model, ALONE, even_if_slower=True)
     assert [refusal.reason for refusal in report.refusals if refusal.rule == RULE] == [
-        "somebody has said how many threads the RNN executor is to have"
+        "the RNN executor has a number of threads, and such loops do without it"
     ]

@@ -20,6 +20,7 @@ from caffe2_recurrent.loop import Loop, State, StateGradient, Turned
 from caffe2_recurrent.operator_arguments import integers, string, strings
 from caffe2_recurrent.operators import copied, gradient_name, new_operator
 from caffe2_recurrent.rewriting import dataflow
+from caffe2_recurrent.rewriting.emit import ATEN, aten_is_missing
 from caffe2_recurrent.rewriting.memory_names import ENGINES
 from caffe2_recurrent.wiring import Alias, Link
 
@@ -72,18 +73,42 @@ def operators(loop: Loop) -> List[caffe2_pb2.OperatorDef]:
     gradient = loop.gradient
     assert gradient is not None and gradient.turned is not None
     turned, of_states = gradient.turned, state_gradients(loop)
+    backward = _backward(loop, turned, of_states)
+    made = [
+        _like_states(loop, of.of_all, outer, turned.from_outside[outer]) for outer, of in of_states.items() if of.of_all
+    ]
+    made += backward.around_forward()
+    initial = {state.outer_states: state.outer_initial for state in loop.states}
+    for outer, of in of_states.items():
+        # That of one value for all sequences is the sum over these.
+        inputs = [turned.last[outer], initial[outer]]
+        made.append(new_operator("SumReduceLike", inputs, [of.of_initial], loop.forward))
+    return made + loop.after_gradient
+
+
+def _like_states(loop: Loop, of_all: str, outer: str, target: str) -> caffe2_pb2.OperatorDef:
+    """A gradient from outside as `[T, N, D]`: to the engine's operator only its number of elements matters."""
+    shown = next(alias for alias in loop.aliases if alias.outer_states == outer and alias.offset == 1)
+    inputs = [of_all, shown.outer_output]
+    if aten_is_missing():
+        return new_operator("ResizeLike", inputs, [target], loop.forward)
+    return new_operator(ATEN, inputs, [target], loop.forward, operator="view_as")
+
+
+def _backward(loop: Loop, turned: Turned, of_states: Dict[str, StateGradient]) -> Loop:
+    gradient = loop.gradient
+    assert gradient is not None
     states = [State(of.outer, of.of_last or turned.zeros[outer]) for outer, of in of_states.items()]
     aliases = [Alias(of.outer, turned.last[outer], -1) for outer, of in of_states.items()]
     if turned.memory is not None:
         states.append(turned.memory)
         aliases.append(Alias(turned.memory.outer_states, gradient.sequence, 1))
-    shown = links(loop) + [Link(turned.seen[outer], of.of_all, 0) for outer, of in of_states.items() if of.of_all]
-    outer = {link.outer for link in shown} - {state.outer_states for state in states}
+    shown = links(loop) + [Link(turned.seen[outer], blob, 0) for outer, blob in turned.from_outside.items()]
     net = caffe2_pb2.NetDef()
     net.CopyFrom(gradient.net)
     net.external_input.extend(sorted({link.outer for link in shown} - set(net.external_input)))
     arguments = {ENABLE: 0, "timestep": loop.timestep, FORWARD: loop.workspaces}
-    backward = Loop(
+    made = Loop(
         name=gradient.sequence,
         forward=new_operator(OPERATOR, [], [], loop.forward, **arguments),
         net=net,
@@ -102,18 +127,14 @@ def operators(loop: Loop) -> List[caffe2_pb2.OperatorDef]:
         gradient=None,
         names=loop.names,
     )
+    made.forward.is_gradient_op = True
+    own = {state.outer_states for state in states}
     # The engine takes no operator that reads a blob and writes it too; what is written has been made before.
-    read = (outer | backward.references) - set(backward.outputs)
+    read = ({link.outer for link in shown} - own | made.references) - set(made.outputs)
     for blob in [*(state.outer_initial for state in states), *sorted(read)]:
-        backward.add_reference(blob)
-    backward.outputs.append(turned.workspaces)
-    backward.forward.is_gradient_op = True
-    initial = [
-        _of_initial(loop, state.outer_initial, turned, state.outer_states)
-        for state in loop.states
-        if state.outer_states in of_states
-    ]
-    return [*backward.around_forward(), *initial, *loop.after_gradient]
+        made.add_reference(blob)
+    made.outputs.append(turned.workspaces)
+    return made
 
 
 def _shared(loop: Loop) -> List[str]:
@@ -139,11 +160,3 @@ def _step(
         dataflow.rename(operator, loop.timestep, turned.back)
         made.append(operator)
     return made
-
-
-def _of_initial(loop: Loop, initial: str, turned: Turned, outer: str) -> caffe2_pb2.OperatorDef:
-    """What the last step has passed back, in the shape of the initial state; one row is that of all sequences."""
-    of_initial = state_gradients(loop)[outer].of_initial
-    if outer in turned.of_one_row:
-        return new_operator("ReduceFrontSum", [turned.last[outer]], [of_initial], loop.forward, num_reduce_dim=2)
-    return new_operator("ResizeLike", [turned.last[outer], initial], [of_initial], loop.forward)

@@ -41,7 +41,7 @@ class BackwardLoop(Rule):
         if gradient.parameters:
             return "steps add up the gradient of '{}'".format(gradient.parameters[0].outer)
         if overlap.has_threads_given(loop):
-            return "somebody has said how many threads the RNN executor is to have"
+            return "the RNN executor has a number of threads, and such loops do without it"
         return (
             overlap.why_executor_pays(loop)
             or _why_not_states(loop, sizes)
@@ -76,6 +76,7 @@ class BackwardLoop(Rule):
         gradient.turned = Turned(
             back=loop.new_blob("step_of_forward"),
             last_step=_last_step(loop),
+            from_outside={outer: loop.new_blob(of.outer + "_seen") for outer, of in of_states.items() if of.of_all},
             seen={outer: loop.new_blob(of.incoming + "_seen") for outer, of in of_states.items() if of.of_all},
             zeros={
                 outer: _zeros(loop, (sizes.shape(initial[outer]) or ())[-1])
@@ -83,7 +84,6 @@ class BackwardLoop(Rule):
                 if not of.of_last
             },
             last={outer: loop.new_blob(of.outer + "_last") for outer, of in of_states.items()},
-            of_one_row=frozenset(outer for outer in of_states if len(sizes.shape(initial[outer]) or ()) == 1),
             memory=memory,
             workspaces=loop.new_blob("gradient_" + STEP_WORKSPACES),
         )
