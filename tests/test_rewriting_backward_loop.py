@@ -17,6 +17,7 @@ from caffe2_recurrent import GRU, LSTM, optimize, recurrent_net
 from caffe2_recurrent.loop_reading import read_loops
 from caffe2_recurrent.rewriting import backward_loop
 from caffe2_recurrent.rewriting.rules import backward_loop as rule
+from caffe2_recurrent.sizes import Sizes
 from cells import CELLS
 from test_random_step_nets import drawn_options, seeds
 from test_rewriting_onednn import feed_parameters
@@ -317,3 +318,98 @@ def test_threads_that_somebody_has_given():
     assert [refusal.reason for refusal in report.refusals if refusal.rule == RULE] == [
         "the RNN executor has a number of threads, and such loops do without it"
     ]
+
+
+# Without a parameter; the step keeps 'xh' and the slices of X and of the state.
+def kept_in_steps():
+    make = step_nets.Maker()
+    x, h = make.sequence(), make.state()
+    make.link(h, make.cell.Tanh(make.cell.Sigmoid(make.cell.Mul([x, h], "xh"), "s"), "h_t"))
+    return make.done()
+
+
+def loop_and_sizes(*unknown):
+    step_net = kept_in_steps()
+    net, outputs = comparing.build(recurrent_net, step_net)
+    net.AddGradientOperators([outputs[0]])
+    (loop,) = read_loops(net.Proto()).values()
+    return loop, Sizes({name: value.shape for name, value in step_net.outer.items() if name not in unknown})
+
+
+def refusal(loop, sizes):
+    (site,) = support.rule(RULE).sites(loop)
+    return support.rule(RULE).refusal(loop, site, sizes)
+
+
+def test_what_is_known_is_not_refused():
+    assert refusal(*loop_and_sizes()) is None
+
+
+def test_sizes_that_are_not_known():
+    assert refusal(*loop_and_sizes("h_initial")) == (
+        "the initial state 'h_initial' is not known to be one value; give shapes"
+    )
+    assert refusal(*loop_and_sizes("X")) == "the shape of the sequence 'X' is not known; give shapes"
+    loop, sizes = loop_and_sizes("X")
+    assert support.rule(RULE).loss(loop, None, sizes) == "the number of steps is not known; give shapes"
+    loop, sizes = loop_and_sizes()
+    sizes.set("h_initial", (2, 2, 3))
+    assert "not known to be one value" in refusal(loop, sizes)
+
+
+def test_states_whose_gradient_is_not_passed_on():
+    loop, sizes = loop_and_sizes()
+    (state,) = loop.states
+    loop.gradient.backward_links[:] = [link for link in loop.gradient.backward_links if link.offset != 1]
+    assert refusal(loop, sizes) == "the backward step does not pass on the gradient of '{}'".format(state.outer_states)
+
+
+def test_gradients_of_states_that_others_read():
+    with support.optimising(ALONE) as lines:
+        comparing.run(recurrent_net, step_nets.value_read_before_it_is_added_to(), executor=False)
+    (reason,) = [reason for name, reason in lines.reasons if name == RULE]
+    assert reason.startswith("other operators read '") and reason.endswith("_grad', in the order of the steps")
+
+
+def test_slices_that_the_backward_step_writes_to():
+    loop, sizes = loop_and_sizes()
+    loop.gradient.links.clear()
+    loop.gradient.operators.append(core.CreateOperator("Copy", ["x_t_grad"], ["x_t"]))
+    assert refusal(loop, sizes) == "the backward step writes to 'x_t'"
+
+
+@pytest.mark.parametrize("kind, inputs", [("Relu", ["x_t"]), ("ATen", ["s"])])
+def test_blobs_that_are_written_anew(kind, inputs):
+    loop, sizes = loop_and_sizes()
+    loop.operators.append(core.CreateOperator(kind, inputs, ["s"]))
+    assert refusal(loop, sizes) == "'s' is written anew, or shows another blob"
+
+
+def test_blobs_that_show_another():
+    loop, sizes = loop_and_sizes()
+    (position,) = [index for index, operator in enumerate(loop.operators) if "s" in operator.output]
+    loop.operators[position] = core.CreateOperator("Alias", ["xh"], ["s"])
+    assert refusal(loop, sizes) == "'s' is written anew, or shows another blob"
+
+
+def test_blobs_whose_shape_is_not_known():
+    loop, sizes = loop_and_sizes()
+    (position,) = [index for index, operator in enumerate(loop.operators) if "s" in operator.output]
+    loop.operators[position] = core.CreateOperator("Unknown", ["xh"], ["s"])
+    assert refusal(loop, sizes) == "each step keeps 's', which is not known to be one row for each sequence"
+
+
+def test_a_gradient_from_outside_in_another_shape(monkeypatch):
+    """The engine's operator looks at the number of elements alone."""
+    for without_aten in (False, True):
+        workspace.ResetWorkspace()
+        model, blobs = support.lstm()
+        workspace.FeedBlob("dh", workspace.FetchBlob("dh").reshape(support.T * support.N, support.D))
+        expected = support.run(model, blobs)
+        if without_aten:
+            support.without_aten(monkeypatch)
+            monkeypatch.setattr(backward_loop, "aten_is_missing", lambda: True)
+        model, blobs = turned()
+        workspace.FeedBlob("dh", workspace.FetchBlob("dh").reshape(support.T * support.N, support.D))
+        assert ("view_as" in str(model.net.Proto())) == (not without_aten)
+        support.assert_same(support.run(model, blobs), expected)
