@@ -60,7 +60,7 @@ class StateGradient(NamedTuple):
 
 
 class Turned(NamedTuple):
-    """What a backward pass needs beside the backward step to be a loop of its own, see `backward_loop.py`.
+    """What a backward pass needs beside the backward step to be a loop of its own, see `backward_pass.py`.
 
     `back` is the number of the step that a backward step belongs to, in outer `last_step` is T - 1. By the state,
     `from_outside` are gradients of all its values and `seen` the slices that a step sees, `zeros` are initial

@@ -15,7 +15,7 @@ import rewriting_support as support
 import step_nets
 from caffe2_recurrent import GRU, LSTM, optimize, recurrent_net
 from caffe2_recurrent.loop_reading import read_loops
-from caffe2_recurrent.rewriting import backward_loop
+from caffe2_recurrent.rewriting import backward_pass
 from caffe2_recurrent.rewriting.rules import backward_loop as rule
 from caffe2_recurrent.sizes import Sizes
 from cells import CELLS
@@ -101,8 +101,8 @@ def test_it_finds_something_to_do_in_random_step_nets():
 
 def test_an_error_in_the_turning_is_found(monkeypatch):
     """Backward steps see what belongs to the step of the same number."""
-    right = backward_loop.links
-    monkeypatch.setattr(backward_loop, "links", lambda loop: [link._replace(offset=0) for link in right(loop)])
+    right = backward_pass.links
+    monkeypatch.setattr(backward_pass, "links", lambda loop: [link._replace(offset=0) for link in right(loop)])
     model, blobs = support.lstm()
     expected = support.run(model, blobs)
     model, blobs = turned()
@@ -123,7 +123,7 @@ def test_what_there_is_after_it(options):
     support.assert_same(support.run(model, blobs), expected)
     forward, backward = (operator for operator in model.net.Proto().op if operator.type == support.LOOP)
     assert backward.is_gradient_op and not forward.is_gradient_op
-    assert backward_loop.is_backward_of(backward, forward) and not backward_loop.is_backward_of(forward, forward)
+    assert backward_pass.is_backward_of(backward, forward) and not backward_pass.is_backward_of(forward, forward)
     assert "backward_step_net" not in [given.name for given in forward.arg]
     # What the engine would not create: it has a schema for both operators.
     assert set(backward.input).isdisjoint(backward.output)
@@ -263,7 +263,7 @@ def test_a_tensor_of_atens_is_copied_to_a_slice():
     for loop in read_loops(model.net.Proto()).values():
         of_aten = {blob for operator in loop.operators if operator.type == "ATen" for blob in operator.output}
         linked = {link.inner for link in loop.links}
-        shown = [operator.output[0] for operator in loop.operators if operator.type == backward_loop.LINK]
+        shown = [operator.output[0] for operator in loop.operators if operator.type == backward_pass.LINK]
         assert of_aten.isdisjoint(linked.union(shown))
     forward, _ = read_loops(model.net.Proto()).values()
     assert [op for op in forward.operators if op.type == "Copy" and op.input[0].endswith("_made")]
@@ -408,7 +408,7 @@ def test_a_gradient_from_outside_in_another_shape(monkeypatch):
         expected = support.run(model, blobs)
         if without_aten:
             support.without_aten(monkeypatch)
-            monkeypatch.setattr(backward_loop, "aten_is_missing", lambda: True)
+            monkeypatch.setattr(backward_pass, "aten_is_missing", lambda: True)
         model, blobs = turned()
         workspace.FeedBlob("dh", workspace.FetchBlob("dh").reshape(support.T * support.N, support.D))
         assert ("view_as" in str(model.net.Proto())) == (not without_aten)

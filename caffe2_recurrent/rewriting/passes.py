@@ -8,7 +8,7 @@ from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.loop_reading import read_loops
 from caffe2_recurrent.operator_arguments import has_nets
-from caffe2_recurrent.rewriting import backward_loop, exposed_gradients, memory_names, step_shapes, trial
+from caffe2_recurrent.rewriting import backward_pass, exposed_gradients, memory_names, step_shapes, trial
 from caffe2_recurrent.rewriting.report import Refusal, Report, Rewrite
 from caffe2_recurrent.rewriting.rows import with_rows
 from caffe2_recurrent.rewriting.rule import Rule
@@ -67,7 +67,7 @@ def rewritten(
 
 def _around_gradient(loop: Loop) -> Operators:
     assert loop.gradient is not None
-    return loop.around_gradient() if loop.gradient.turned is None else backward_loop.operators(loop)
+    return loop.around_gradient() if loop.gradient.turned is None else backward_pass.operators(loop)
 
 
 def apply(rule: Rule, loop: Loop, sizes: Sizes, even_if_slower: bool = False) -> Tuple[List[Rewrite], List[Refusal]]:
@@ -92,7 +92,7 @@ def apply(rule: Rule, loop: Loop, sizes: Sizes, even_if_slower: bool = False) ->
 
 
 def _out_of_reach(loop: Loop) -> Optional[str]:
-    if any(operator.type == backward_loop.LINK for operator in loop.operators):
+    if any(operator.type == backward_pass.LINK for operator in loop.operators):
         return "it is a backward pass that has been made a loop of its own"
     if loop.forward.device_option.device_type != caffe2_pb2.DeviceOption().device_type:
         return "it does not run on a CPU, and the rules are made for CPUs"
@@ -106,7 +106,7 @@ def _out_of_reach(loop: Loop) -> Optional[str]:
 
 def _mistakable(loop: Loop, net: caffe2_pb2.NetDef) -> Optional[str]:
     """Why it is not certain which operators belong together; a loop and its gradient share their step workspaces."""
-    if any(backward_loop.is_backward_of(operator, loop.forward) for operator in net.op):
+    if any(backward_pass.is_backward_of(operator, loop.forward) for operator in net.op):
         return "its backward pass has been made a loop of its own, which fits its steps as they are"
     if loop.gradient is None:
         return None
