@@ -396,7 +396,23 @@ def test_blobs_whose_shape_is_not_known():
     loop, sizes = loop_and_sizes()
     (position,) = [index for index, operator in enumerate(loop.operators) if "s" in operator.output]
     loop.operators[position] = core.CreateOperator("Unknown", ["xh"], ["s"])
-    assert refusal(loop, sizes) == "each step keeps 's', which is not known to be one row for each sequence"
+    assert refusal(loop, sizes) == "each step keeps 's', which is not known to be a row of floats for each sequence"
+
+
+def test_blobs_of_other_types():
+    """A slice is one of floats; what else is written to it would lie elsewhere."""
+
+    make = step_nets.Maker()
+    x, h = make.sequence(), make.state()
+    dropped, _ = make.cell.Dropout(make.cell.Mul([x, h], "xh"), ["dropped", "mask"], ratio=0.5, is_test=0)
+    make.link(h, make.cell.Tanh(dropped, "h_t"))
+    step_net = make.done()
+    net, outputs = comparing.build(recurrent_net, step_net)
+    comparing.feed(step_net)
+    net.AddGradientOperators([outputs[0]])
+    assert support.reasons(net, RULE) == [
+        "each step keeps 'mask', which is not known to be a row of floats for each sequence"
+    ]
 
 
 def test_a_gradient_from_outside_in_another_shape(monkeypatch):

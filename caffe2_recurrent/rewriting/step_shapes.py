@@ -1,6 +1,6 @@
 """The shapes of a step's blobs as its operators see them, as far as they are known."""
 
-from typing import Dict, Iterable, Mapping, Optional, Sequence
+from typing import Dict, Iterable, Mapping, Optional, Sequence, Set
 
 import numpy as np
 from caffe2.proto import caffe2_pb2
@@ -17,6 +17,26 @@ Shapes = Dict[str, Shape]
 NEW = " after"
 # ATen's operators by element, which repeat what is smaller.
 BROADCASTING = ("add", "addcmul", "lerp", "mul", "sigmoid", "sub", "tanh")
+# Of floats: the first output, or all. Others may have masks or sizes beside them.
+GIVING_SEVERAL = frozenset(["GRUUnit", "LSTMUnit", "Split"])
+GIVING_FLOATS = GIVING_SEVERAL | frozenset(
+    ["Abs", "Add", "BatchMatMul", "Clip", "Concat", "Copy", "Cos", "Div", "Dropout", "ElementwiseLinear", "Elu", "Exp"]
+    + ["ExpandDims", "FC", "FCTransposed", "LeakyRelu", "Log", "MatMul", "Max", "Min", "Mul", "Negative", "Pow"]
+    + [
+        "Relu",
+        "Reshape",
+        "Scale",
+        "Sigmoid",
+        "SigmoidGradient",
+        "Sin",
+        "Softmax",
+        "Softplus",
+        "Softsign",
+        "Sqr",
+        "Sqrt",
+    ]
+    + ["Squeeze", "StopGradient", "Sub", "Sum", "Swish", "Tanh", "TanhGradient", "Transpose", "WeightedSum"]
+)
 # Of a blob and its shape, where a rule depends on a 1 in it that is one by chance; see `Sizes.when_larger`.
 MAY_BE_LARGER = "'{}' {} may be larger in another run, as nothing says that it is a parameter"
 
@@ -38,14 +58,27 @@ def shapes_before(loop: Loop, sizes: Sizes, operators: Sequence[caffe2_pb2.Opera
 
 
 def columns(loop: Loop, sizes: Sizes) -> Dict[str, int]:
-    """k of the blobs that a step computes and that are known to be `[1, N, k]` in the end."""
+    """k of the blobs that a step computes and that are known to be floats `[1, N, k]` in the end."""
     batch = sizes.batch(loop)
     found = shapes_before(loop, sizes, loop.operators, len(loop.operators))
     return {
         blob: found[blob][-1]
-        for blob in loop.written.intersection(found)
+        for blob in _floats(loop).intersection(found)
         if batch is not None and len(found[blob]) == DIMENSIONS and found[blob][:-1] == (1, batch)
     }
+
+
+def _floats(loop: Loop) -> Set[str]:
+    """The blobs that a step computes of slices, which are floats, by operators that give no others then."""
+    slices = {link.inner for link in loop.links}
+    found: Set[str] = set()
+    for operator in loop.operators:
+        # What is put together with floats has to be of floats too.
+        gives = operator.type in GIVING_FLOATS and not (slices | found).isdisjoint(operator.input)
+        outputs = operator.output if operator.type in GIVING_SEVERAL else operator.output[:1]
+        found.difference_update(operator.output)
+        found.update(outputs if gives else ())
+    return found
 
 
 def _slices(loop: Loop, batch: Optional[int], outer: Mapping[str, Shape], links: Iterable[Link]) -> Shapes:

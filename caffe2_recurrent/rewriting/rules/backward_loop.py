@@ -129,7 +129,7 @@ def _why_not_kept(loop: Loop, sizes: Sizes) -> Optional[str]:
         if first.type in SHOWING or any(other.type == ATEN or blob not in other.input for other in others):
             return "'{}' is written anew, or shows another blob".format(blob)
         if size is None:
-            return "each step keeps '{}', which is not known to be one row for each sequence".format(blob)
+            return "each step keeps '{}', which is not known to be a row of floats for each sequence".format(blob)
     return None
 
 
