@@ -80,10 +80,7 @@ def _differentiate(net, outputs, seeds):
 
 
 def configure(net, executor):
-    """Run the loops of a net with the executor or without; a backward pass of its own always runs without."""
     for operator in net.Proto().op:
-        if operator.type == "RecurrentNetwork" and operator.is_gradient_op:
-            continue
         for argument in operator.arg:
             if argument.name == "enable_rnn_executor":
                 argument.i = int(executor)

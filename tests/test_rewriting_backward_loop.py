@@ -66,9 +66,11 @@ def test_cells_have_the_values_and_gradients_of_a_numpy_loop(cell, rules):
 
 @EVERY_STEP_NET
 @RULES
-def test_step_nets_have_the_values_and_gradients_of_a_numpy_loop(make, rules):
+@pytest.mark.parametrize("executor", [True, False], ids=["executor", "plain"])
+def test_step_nets_have_the_values_and_gradients_of_a_numpy_loop(make, rules, executor):
+    """Also where somebody turns the executor on for all loops that can have it."""
     with support.optimising(rules):
-        comparing.assert_right(recurrent_net, make(), executor=False)
+        comparing.assert_right(recurrent_net, make(), executor=executor)
 
 
 @settings(max_examples=80)
@@ -125,6 +127,7 @@ def test_what_there_is_after_it(options):
     assert backward.is_gradient_op and not forward.is_gradient_op
     assert backward_pass.is_backward_of(backward, forward) and not backward_pass.is_backward_of(forward, forward)
     assert "backward_step_net" not in [given.name for given in forward.arg]
+    assert "enable_rnn_executor" not in [given.name for given in backward.arg]
     # What the engine would not create: it has a schema for both operators.
     assert set(backward.input).isdisjoint(backward.output)
 

@@ -14,7 +14,6 @@ from typing import Dict, List
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.executor import ENABLE
 from caffe2_recurrent.gradient_maker import OPERATOR, POSITIONS
 from caffe2_recurrent.loop import Loop, State, StateGradient, Turned
 from caffe2_recurrent.operator_arguments import integers, string, strings
@@ -107,7 +106,9 @@ def _backward(loop: Loop, turned: Turned, of_states: Dict[str, StateGradient]) -
     net = caffe2_pb2.NetDef()
     net.CopyFrom(gradient.net)
     net.external_input.extend(sorted({link.outer for link in shown} - set(net.external_input)))
-    arguments = {ENABLE: 0, "timestep": loop.timestep, FORWARD: loop.workspaces}
+    # Without `enable_rnn_executor`: who turns it on for all loops that have it leaves this one alone, of whose links it
+    # does not know.
+    arguments = {"timestep": loop.timestep, FORWARD: loop.workspaces}
     made = Loop(
         name=gradient.sequence,
         forward=new_operator(OPERATOR, [], [], loop.forward, **arguments),
