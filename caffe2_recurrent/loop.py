@@ -46,36 +46,16 @@ class State(NamedTuple):
     outer_initial: str
 
 
-class StateGradient(NamedTuple):
-    """The gradient of a state `[T + 1, N, D]`. `incoming` and `outgoing` are what a backward step calls those of the
-    new and of the old state, `of_all` and `of_last` the gradients from outside of all values and of the last one.
-    """
-
-    outer: str
-    of_initial: str
-    incoming: str
-    outgoing: str
-    of_all: Optional[str]
-    of_last: Optional[str]
-
-
 class Turned(NamedTuple):
-    """What a backward pass needs beside the backward step to be a loop of its own, see `backward_pass.py`.
+    """What a backward pass needs beside the backward step to be a loop of its own, see `backward_pass.py`: outer blobs.
 
-    `back` is the number of the step that a backward step belongs to, in outer `last_step` is T - 1. By the state,
-    `from_outside` are gradients of all its values and `seen` the slices that a step sees, `zeros` are initial
-    gradients, and `last` what the last step passes on. `memory` is to hold the gradient of the sequence, unless the
-    loop has it already.
+    `last_step` is T - 1, `zeros` are initial gradients by the state. `memory` is to hold the gradient of the sequence,
+    unless the loop has it already.
     """
 
-    back: str
     last_step: str
-    from_outside: Dict[str, str]
-    seen: Dict[str, str]
     zeros: Dict[str, str]
-    last: Dict[str, str]
     memory: Optional[State]
-    workspaces: str
 
 
 @dataclass
@@ -238,6 +218,17 @@ class Loop:
         if outer not in self.inputs:
             self.inputs.append(outer)
 
+    def add_output(self, outer: str) -> None:
+        """Let the net know that an outer blob is made here."""
+        if outer not in self.outputs:
+            self.outputs.insert(len(self.outputs) - 1, outer)
+
+    def add_zeros(self, size: int) -> str:
+        """An outer blob `[size]` for a state to start from."""
+        zeros = self.add_before("ConstantFill", [], "zeros", shape=[size], value=0.0)
+        self.add_reference(zeros)
+        return zeros
+
     def replace_first_sequence(
         self, new: str, inner: str, source: Optional[caffe2_pb2.OperatorDef] = None, like: Optional[str] = None
     ) -> None:
@@ -277,7 +268,7 @@ class Loop:
         self.states.append(State(outer, outer_initial))
         self.buffers.add(outer)
         shown = self.new_blob(inner + "_over_steps")
-        self.outputs.insert(len(self.outputs) - 1, shown)
+        self.add_output(shown)
         self.aliases.append(Alias(outer, shown, 1))
         return Link(inner, outer, 1)
 

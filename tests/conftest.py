@@ -37,7 +37,7 @@ def backward_loops() -> None:
 def no_backward_loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     from caffe2_recurrent.rewriting.rules.backward_loop import BackwardLoop
 
-    if "backward_loops" not in request.fixturenames and not os.environ.get("BACKWARD_LOOPS"):
+    if "backward_loops" not in request.fixturenames:
         monkeypatch.setattr(BackwardLoop, "sites", lambda self, loop: iter(()))
 
 

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import caffe2_recurrent
-import cells
 import comparing
 import random_step_nets
 import rewriting_support as support
@@ -21,6 +20,7 @@ from caffe2_recurrent.sizes import Sizes
 from cells import CELLS
 from test_random_step_nets import drawn_options, seeds
 from test_rewriting_onednn import feed_parameters
+from test_rewriting_random import assert_drawn_cell_right, assert_step_net_right, chosen_rules
 
 pytestmark = pytest.mark.usefixtures("backward_loops")
 
@@ -34,11 +34,9 @@ RULES = pytest.mark.parametrize("rules", [ALONE, None], ids=["alone", "all rules
 OTHERS = [name for name in support.NAMES if name != RULE]
 
 
-def turned(change=None, name="layer", **options):
+def turned(**options):
     """An LSTM whose backward pass is a loop of its own, and what must stay what it is."""
     model, blobs = support.lstm(**options)
-    if change is not None:
-        change(model)
     assert optimize(model, even_if_slower=True).counts[RULE] == 1
     return model, blobs
 
@@ -74,22 +72,15 @@ def test_step_nets_have_the_values_and_gradients_of_a_numpy_loop(make, rules, ex
 
 
 @settings(max_examples=80)
-@given(seeds, st.integers(1, 3), st.none() | st.sets(st.sampled_from(support.NAMES), min_size=1))
-def test_random_step_nets(seed, sequences, rules):
-    workspace.ResetWorkspace()
-    step_net = random_step_nets.step_net(seed, sequences)
-    with support.optimising(None if rules is None else {*rules, RULE}):
-        comparing.assert_right(recurrent_net, step_net, executor=False, **drawn_options(seed, step_net))
+@given(seeds, st.integers(1, 3), st.booleans(), chosen_rules)
+def test_random_step_nets(seed, sequences, executor, rules):
+    assert_step_net_right(seed, sequences, executor, None if rules is None else {*rules, RULE})
 
 
 @settings(max_examples=40)
-@given(st.data())
-def test_random_sizes_lengths_options_and_rules_of_cells(data):
-    workspace.ResetWorkspace()
-    changed = cells.drawn(data, CELLS)
-    rules = data.draw(st.none() | st.sets(st.sampled_from(support.NAMES), min_size=1))
-    with support.optimising(None if rules is None else {*rules, *ALONE}):
-        changed.assert_right(executor=False)
+@given(st.data(), st.booleans(), chosen_rules)
+def test_random_sizes_lengths_options_and_rules_of_cells(data, executor, rules):
+    assert_drawn_cell_right(data, executor, None if rules is None else {*rules, *ALONE})
 
 
 def test_it_finds_something_to_do_in_random_step_nets():

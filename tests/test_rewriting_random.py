@@ -17,23 +17,31 @@ from test_random_step_nets import drawn_options, seeds
 chosen_rules = st.none() | st.sets(st.sampled_from(support.NAMES), min_size=1)
 
 
-@settings(max_examples=60)
-@given(seeds, st.integers(1, 3), st.booleans(), chosen_rules)
-@example(89, 1, False, None)  # a Tanh in place, whose Sum reads its own output until it is merged
-def test_random_step_nets(seed, sequences, executor, rules):
+def assert_step_net_right(seed, sequences, executor, rules):
     workspace.ResetWorkspace()
     step_net = random_step_nets.step_net(seed, sequences)
     with support.optimising(rules):
         comparing.assert_right(recurrent_net, step_net, executor=executor, **drawn_options(seed, step_net))
 
 
-@settings(max_examples=60)
-@given(st.data())
-def test_random_sizes_lengths_options_and_rules_of_cells(data):
+def assert_drawn_cell_right(data, executor, rules):
     workspace.ResetWorkspace()
     changed = cells.drawn(data, CELLS)
-    with support.optimising(data.draw(chosen_rules)):
-        changed.assert_right(data.draw(st.booleans()))
+    with support.optimising(rules):
+        changed.assert_right(executor)
+
+
+@settings(max_examples=60)
+@given(seeds, st.integers(1, 3), st.booleans(), chosen_rules)
+@example(89, 1, False, None)  # a Tanh in place, whose Sum reads its own output until it is merged
+def test_random_step_nets(seed, sequences, executor, rules):
+    assert_step_net_right(seed, sequences, executor, rules)
+
+
+@settings(max_examples=60)
+@given(st.data(), st.booleans(), chosen_rules)
+def test_random_sizes_lengths_options_and_rules_of_cells(data, executor, rules):
+    assert_drawn_cell_right(data, executor, rules)
 
 
 def test_random_step_nets_give_most_rules_something_to_do():

@@ -10,22 +10,35 @@ it. All else lies in outer blobs in the order of the forward pass.
 Source: RecurrentNetworkGradientOp and RNNApplyLinkOp in caffe2/operators/rnn/recurrent_network_op.h.
 """
 
-from typing import Dict, List
+from typing import Dict, List, NamedTuple, Optional
 
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.gradient_maker import OPERATOR, POSITIONS
-from caffe2_recurrent.loop import Loop, State, StateGradient, Turned
+from caffe2_recurrent.loop import Loop, State
 from caffe2_recurrent.operator_arguments import integers, string, strings
 from caffe2_recurrent.operators import copied, gradient_name, new_operator
 from caffe2_recurrent.rewriting import dataflow
 from caffe2_recurrent.rewriting.emit import ATEN, aten_is_missing
 from caffe2_recurrent.rewriting.memory_names import ENGINES
-from caffe2_recurrent.wiring import Alias, Link
+from caffe2_recurrent.wiring import STEP_WORKSPACES, Alias, Link
 
 LINK = "rnn_internal_apply_link"
 # An argument of the operator, which the engine does not look for: the step workspaces of the forward operator.
 FORWARD = "backward_pass_of"
+
+
+class StateGradient(NamedTuple):
+    """The gradient of a state `[T + 1, N, D]`. `incoming` and `outgoing` are what a backward step calls those of the
+    new and of the old state, `of_all` and `of_last` the gradients from outside of all values and of the last one.
+    """
+
+    outer: str
+    of_initial: str
+    incoming: str
+    outgoing: str
+    of_all: Optional[str]
+    of_last: Optional[str]
 
 
 def is_backward_of(operator: caffe2_pb2.OperatorDef, forward: caffe2_pb2.OperatorDef) -> bool:
@@ -69,24 +82,21 @@ def links(loop: Loop) -> List[Link]:
 
 def operators(loop: Loop) -> List[caffe2_pb2.OperatorDef]:
     """What takes the place of the gradient operator of a loop whose gradient is `turned`."""
-    gradient = loop.gradient
-    assert gradient is not None and gradient.turned is not None
-    turned, of_states = gradient.turned, state_gradients(loop)
-    backward = _backward(loop, turned, of_states)
-    made = [
-        _like_states(loop, of.of_all, outer, turned.from_outside[outer]) for outer, of in of_states.items() if of.of_all
-    ]
-    made += backward.around_forward()
+    of_states = state_gradients(loop)
+    last = {outer: loop.new_blob(of.outer + "_last") for outer, of in of_states.items()}
+    seen = {outer: loop.new_blob(of.outer + "_seen") for outer, of in of_states.items() if of.of_all}
+    made = [_like_states(loop, of_states[outer].of_all, outer, target) for outer, target in seen.items()]
+    made += _backward(loop, of_states, last, seen).around_forward()
     initial = {state.outer_states: state.outer_initial for state in loop.states}
     for outer, of in of_states.items():
         # That of one value for all sequences is the sum over these.
-        inputs = [turned.last[outer], initial[outer]]
-        made.append(new_operator("SumReduceLike", inputs, [of.of_initial], loop.forward))
+        made.append(new_operator("SumReduceLike", [last[outer], initial[outer]], [of.of_initial], loop.forward))
     return made + loop.after_gradient
 
 
-def _like_states(loop: Loop, of_all: str, outer: str, target: str) -> caffe2_pb2.OperatorDef:
+def _like_states(loop: Loop, of_all: Optional[str], outer: str, target: str) -> caffe2_pb2.OperatorDef:
     """A gradient from outside as `[T, N, D]`: to the engine's operator only its number of elements matters."""
+    assert of_all is not None
     shown = next(alias for alias in loop.aliases if alias.outer_states == outer and alias.offset == 1)
     inputs = [of_all, shown.outer_output]
     if aten_is_missing():
@@ -94,15 +104,18 @@ def _like_states(loop: Loop, of_all: str, outer: str, target: str) -> caffe2_pb2
     return new_operator(ATEN, inputs, [target], loop.forward, operator="view_as")
 
 
-def _backward(loop: Loop, turned: Turned, of_states: Dict[str, StateGradient]) -> Loop:
+def _backward(loop: Loop, of_states: Dict[str, StateGradient], last: Dict[str, str], seen: Dict[str, str]) -> Loop:
+    """The loop; `last` are what its last step passes on and `seen` the gradients from outside, by the state."""
     gradient = loop.gradient
-    assert gradient is not None
+    assert gradient is not None and gradient.turned is not None
+    turned = gradient.turned
     states = [State(of.outer, of.of_last or turned.zeros[outer]) for outer, of in of_states.items()]
-    aliases = [Alias(of.outer, turned.last[outer], -1) for outer, of in of_states.items()]
+    aliases = [Alias(of.outer, last[outer], -1) for outer, of in of_states.items()]
     if turned.memory is not None:
         states.append(turned.memory)
         aliases.append(Alias(turned.memory.outer_states, gradient.sequence, 1))
-    shown = links(loop) + [Link(turned.seen[outer], blob, 0) for outer, blob in turned.from_outside.items()]
+    added = {of_states[outer].incoming: Link(loop.new_blob(blob + "_t"), blob, 0) for outer, blob in seen.items()}
+    shown = links(loop) + list(added.values())
     net = caffe2_pb2.NetDef()
     net.CopyFrom(gradient.net)
     net.external_input.extend(sorted({link.outer for link in shown} - set(net.external_input)))
@@ -113,7 +126,7 @@ def _backward(loop: Loop, turned: Turned, of_states: Dict[str, StateGradient]) -
         name=gradient.sequence,
         forward=new_operator(OPERATOR, [], [], loop.forward, **arguments),
         net=net,
-        operators=_step(loop, turned, of_states, shown),
+        operators=_step(loop, shown, added),
         inputs=[loop.inputs[0]],
         outputs=list(dict.fromkeys([gradient.sequence, *(alias.outer_output for alias in aliases), *gradient.others])),
         states=states,
@@ -134,7 +147,7 @@ def _backward(loop: Loop, turned: Turned, of_states: Dict[str, StateGradient]) -
     read = ({link.outer for link in shown} - own | made.references) - set(made.outputs)
     for blob in [*(state.outer_initial for state in states), *sorted(read)]:
         made.add_reference(blob)
-    made.outputs.append(turned.workspaces)
+    made.outputs.append(loop.new_blob("gradient_" + STEP_WORKSPACES))
     return made
 
 
@@ -146,18 +159,18 @@ def _shared(loop: Loop) -> List[str]:
     return [blob for blob in written if blob not in linked] + [blob for blob in loop.shared if ENGINES in blob]
 
 
-def _step(
-    loop: Loop, turned: Turned, of_states: Dict[str, StateGradient], shown: List[Link]
-) -> List[caffe2_pb2.OperatorDef]:
-    assert loop.gradient is not None
-    made = [new_operator("Sub", [turned.last_step, loop.timestep], [turned.back], loop.forward)]
+def _step(loop: Loop, shown: List[Link], added: Dict[str, Link]) -> List[caffe2_pb2.OperatorDef]:
+    """The operators of a step; slices in `added` are added to the gradients of states by whose name they are there."""
+    gradient = loop.gradient
+    assert gradient is not None and gradient.turned is not None
+    back = loop.new_blob("step_of_forward")
+    made = [new_operator("Sub", [gradient.turned.last_step, loop.timestep], [back], loop.forward)]
     for link in shown:
-        inputs, outputs = [turned.back, link.outer], [link.inner, link.outer]
+        inputs, outputs = [back, link.outer], [link.inner, link.outer]
         made.append(new_operator(LINK, inputs, outputs, loop.forward, offset=link.offset, window=1))
-    for outer, of in of_states.items():
-        if of.of_all:
-            made.append(new_operator("Sum", [of.incoming, turned.seen[outer]], [of.incoming], loop.forward))
-    for operator in map(copied, loop.gradient.operators):
-        dataflow.rename(operator, loop.timestep, turned.back)
+    for incoming, link in added.items():
+        made.append(new_operator("Sum", [incoming, link.inner], [incoming], loop.forward))
+    for operator in map(copied, gradient.operators):
+        dataflow.rename(operator, loop.timestep, back)
         made.append(operator)
     return made

@@ -130,8 +130,8 @@ def _sliced(loop: Loop, link: Link) -> str:
         # The gradient of a state: neither operator names it as its output, but the net has to know where it is from.
         assert loop.gradient is not None
         loop.gradient.others.append(link.outer)
-    elif link.outer not in loop.outputs:
-        loop.outputs.insert(len(loop.outputs) - 1, link.outer)
+    else:
+        loop.add_output(link.outer)
     target = loop.new_blob(link.outer + ("_before" if link.offset == 0 else "_after"))
     loop.after_gradient.append(state_slices.operator(loop, link.outer, target, link.offset))
     return target

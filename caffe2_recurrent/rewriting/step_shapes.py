@@ -8,7 +8,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.loop import Loop, State
 from caffe2_recurrent.operators import copied, gradient_name
 from caffe2_recurrent.rewriting.emit import is_aten
-from caffe2_recurrent.rewriting.rows import DIMENSIONS
+from caffe2_recurrent.rewriting.rows import ALONG_FEATURES, BINARY, DIMENSIONS, ELEMENTWISE, UNITS
 from caffe2_recurrent.sizes import Shape, Sizes
 from caffe2_recurrent.wiring import Link
 
@@ -18,25 +18,12 @@ NEW = " after"
 # ATen's operators by element, which repeat what is smaller.
 BROADCASTING = ("add", "addcmul", "lerp", "mul", "sigmoid", "sub", "tanh")
 # Of floats: the first output, or all. Others may have masks or sizes beside them.
-GIVING_SEVERAL = frozenset(["GRUUnit", "LSTMUnit", "Split"])
-GIVING_FLOATS = GIVING_SEVERAL | frozenset(
-    ["Abs", "Add", "BatchMatMul", "Clip", "Concat", "Copy", "Cos", "Div", "Dropout", "ElementwiseLinear", "Elu", "Exp"]
-    + ["ExpandDims", "FC", "FCTransposed", "LeakyRelu", "Log", "MatMul", "Max", "Min", "Mul", "Negative", "Pow"]
-    + [
-        "Relu",
-        "Reshape",
-        "Scale",
-        "Sigmoid",
-        "SigmoidGradient",
-        "Sin",
-        "Softmax",
-        "Softplus",
-        "Softsign",
-        "Sqr",
-        "Sqrt",
-    ]
-    + ["Squeeze", "StopGradient", "Sub", "Sum", "Swish", "Tanh", "TanhGradient", "Transpose", "WeightedSum"]
-)
+GIVING_SEVERAL = UNITS | {"Split"}
+GIVING_FLOATS = frozenset(
+    ["Abs", "BatchMatMul", "Clip", "Concat", "Cos", "Dropout", "Elu", "Exp", "ExpandDims", "LeakyRelu", "Log", "MatMul"]
+    + ["Max", "Min", "Pow", "Reshape", "SigmoidGradient", "Sin", "Softplus", "Softsign", "Sqr", "Sqrt", "Squeeze"]
+    + ["Swish", "TanhGradient", "Transpose", "WeightedSum"]
+).union(ELEMENTWISE, BINARY, ALONG_FEATURES, UNITS)
 # Of a blob and its shape, where a rule depends on a 1 in it that is one by chance; see `Sizes.when_larger`.
 MAY_BE_LARGER = "'{}' {} may be larger in another run, as nothing says that it is a parameter"
 

@@ -7,14 +7,14 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.loop import Loop, State, Turned
 from caffe2_recurrent.operator_arguments import strings
 from caffe2_recurrent.operators import SHOWING, new_operator
-from caffe2_recurrent.rewriting import dataflow, overlap
+from caffe2_recurrent.rewriting import dataflow, gradient_memory, overlap
 from caffe2_recurrent.rewriting.backward_pass import links, state_gradients
 from caffe2_recurrent.rewriting.emit import ATEN
 from caffe2_recurrent.rewriting.rows import DIMENSIONS
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.step_shapes import columns
 from caffe2_recurrent.sizes import Sizes
-from caffe2_recurrent.wiring import STEP_WORKSPACES, Alias, Link
+from caffe2_recurrent.wiring import Alias, Link
 
 # With fewer operators and links of all steps together nothing is gained: they stay in the cache from run to run. With
 # 620 of them an LSTM of 128 x 800 trained 20 steps as fast as before, with 1,750 one of 32 x 256 took 5% less for 50.
@@ -69,25 +69,13 @@ class BackwardLoop(Rule):
         memory = _memory_of_sequence(loop, sizes)
         states = {state.outer_states for state in loop.states}
         for link in links(loop):
-            # The net has to know where it is from.
-            if link.outer in states and link.outer not in loop.outputs:
-                loop.outputs.insert(len(loop.outputs) - 1, link.outer)
+            if link.outer in states:
+                # The net has to know where it is from.
+                loop.add_output(link.outer)
         of_states = state_gradients(loop)
-        initial = {state.outer_states: state.outer_initial for state in loop.states}
-        gradient.turned = Turned(
-            back=loop.new_blob("step_of_forward"),
-            last_step=_last_step(loop),
-            from_outside={outer: loop.new_blob(of.outer + "_seen") for outer, of in of_states.items() if of.of_all},
-            seen={outer: loop.new_blob(of.incoming + "_seen") for outer, of in of_states.items() if of.of_all},
-            zeros={
-                outer: _zeros(loop, (sizes.shape(initial[outer]) or ())[-1])
-                for outer, of in of_states.items()
-                if not of.of_last
-            },
-            last={outer: loop.new_blob(of.outer + "_last") for outer, of in of_states.items()},
-            memory=memory,
-            workspaces=loop.new_blob("gradient_" + STEP_WORKSPACES),
-        )
+        initial = {state.outer_states: sizes.shape(state.outer_initial) or () for state in loop.states}
+        zeros = {outer: loop.add_zeros(initial[outer][-1]) for outer, of in of_states.items() if not of.of_last}
+        gradient.turned = Turned(_last_step(loop), zeros, memory)
 
 
 def _why_not_states(loop: Loop, sizes: Sizes) -> Optional[str]:
@@ -111,7 +99,7 @@ def _why_not_sequence(loop: Loop, sizes: Sizes) -> Optional[str]:
     gradient = loop.gradient
     assert gradient is not None
     shape = sizes.shape(gradient.like)
-    if not _holds_something(loop) and (shape is None or len(shape) != DIMENSIONS):
+    if not gradient_memory.is_taken(loop) and (shape is None or len(shape) != DIMENSIONS):
         return "the shape of the sequence '{}' is not known; give shapes".format(gradient.like)
     return None
 
@@ -157,13 +145,7 @@ def _link_to_buffer(loop: Loop, blob: str, size: int) -> None:
         made = loop.new_blob(blob + "_made")
         dataflow.rename(operator, blob, made)
         loop.operators.insert(writing + 1, new_operator("Copy", [made], [blob], operator))
-    loop.links.append(loop.add_buffer(blob, _zeros(loop, size)))
-
-
-def _zeros(loop: Loop, size: int) -> str:
-    zeros = loop.add_before("ConstantFill", [], "zeros", shape=[size], value=0.0)
-    loop.add_reference(zeros)
-    return zeros
+    loop.links.append(loop.add_buffer(blob, loop.add_zeros(size)))
 
 
 def _last_step(loop: Loop) -> str:
@@ -172,11 +154,6 @@ def _last_step(loop: Loop) -> str:
     number = loop.add_before("Cast", [steps], "number_of_steps", to=caffe2_pb2.TensorProto.INT32)
     one = loop.add_before("ConstantFill", [], "one_step", shape=[1], value=1, dtype=caffe2_pb2.TensorProto.INT32)
     return loop.add_before("Sub", [number, one], "last_step")
-
-
-def _holds_something(loop: Loop) -> bool:
-    """Whether the memory of the sequence's gradient is there before the backward pass."""
-    return loop.gradient is not None and any(state.outer_states == loop.gradient.sequence for state in loop.states)
 
 
 def _memory_of_sequence(loop: Loop, sizes: Sizes) -> Optional[State]:
@@ -190,14 +167,14 @@ def _memory_of_sequence(loop: Loop, sizes: Sizes) -> Optional[State]:
         found[:] = [
             Link(link.inner, memory, link.offset + 1) if link.outer == gradient.sequence else link for link in found
         ]
-    if not _holds_something(loop):
+    if not gradient_memory.is_taken(loop):
         shape = sizes.shape(gradient.like)
         assert shape is not None
-        return State(memory, _zeros(loop, shape[-1]))
+        return State(memory, loop.add_zeros(shape[-1]))
     loop.states[:] = [
         State(memory, state.outer_initial) if state.outer_states == gradient.sequence else state
         for state in loop.states
     ]
     loop.aliases.append(Alias(memory, gradient.sequence, 1))
-    loop.outputs.insert(len(loop.outputs) - 1, gradient.sequence)
+    loop.add_output(gradient.sequence)
     return None

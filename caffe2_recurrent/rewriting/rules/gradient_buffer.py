@@ -68,9 +68,7 @@ class GradientBuffer(Rule):
         assert shape is not None
         blob, _ = site.where
         # The forward operator makes its states; one slice more than the gradient has does no harm.
-        zeros = loop.add_before("ConstantFill", [], "zeros", shape=[shape[-1]], value=0.0)
-        loop.add_reference(zeros)
-        loop.states.append(State(gradient.sequence, zeros))
+        loop.states.append(State(gradient.sequence, loop.add_zeros(shape[-1])))
         loop.links.append(Link(blob, gradient.sequence, 0))
         gradient.operators[:] = [operator for operator in gradient.operators if blob not in operator.output]
         loop.shared[:] = [other for other in loop.shared if other != blob]
