@@ -9,7 +9,8 @@ import rewriting_support as support
 from caffe2_recurrent import MILSTM, optimize
 from caffe2_recurrent.loop_reading import read_loops
 from caffe2_recurrent.rewriting import vectorised
-from caffe2_recurrent.rewriting.lstm_forms import FORMS, ByKind, BySigmoid, ByTanh, WithoutCandidate
+from caffe2_recurrent.rewriting.emit import is_aten
+from caffe2_recurrent.rewriting.lstm_forms import FORMS, ByHalves, ByKind, BySigmoid, ByTanh, WithoutCandidate
 from caffe2_recurrent.rewriting.rules import lstm_unit
 from caffe2_recurrent.rewriting.subjects import Seconds
 from cells import CELLS
@@ -45,6 +46,10 @@ OPTIONS = {
 }
 
 
+# The forward step computes them.
+WITH_FACTORS = [OPTIONS[name] for name in ("no lengths", "lengths", "zeros past the end", "forget bias")]
+
+
 @pytest.mark.parametrize("multiplies", [True, False], ids=["ATen's products", "Caffe2's products"])
 @pytest.mark.parametrize("rules", [[RULE], None], ids=["by itself", "all rules"])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
@@ -56,10 +61,10 @@ def test_values_and_gradients(form, options, rules, multiplies, monkeypatch):
     rewrite = support.Optimised(rules)
     rewrite(model)
     assert rewrite.report.counts[RULE] == 1
-    assert ("sigmoid" in kinds(model.net)) == (form is not ByTanh)
-    atens = [operator for operator in support.step(model.net).op if operator.type == "ATen"]
-    of_aten = [operator.output[0] for operator in atens if b"mul" in [given.s for given in operator.arg]]
-    assert [blob.split("_")[2] for blob in of_aten] == (["kept", "added"] if multiplies else [])
+    assert ("sigmoid" in kinds(model.net)) == (not issubclass(form, ByTanh))
+    of_aten = [operator.output[0] for operator in support.step(model.net).op if is_aten(operator, "mul")]
+    in_halves = form is ByHalves and options not in WITH_FACTORS
+    assert [blob.split("_")[2] for blob in of_aten] == (["kept", "added"] if multiplies and not in_halves else [])
     support.assert_same(support.run(model, blobs), expected)
 
 
@@ -160,7 +165,7 @@ def test_the_faster_form_is_taken(faster, monkeypatch):
     monkeypatch.setattr(lstm_unit, "_tried", tried)
     model, _ = support.lstm()
     optimize(model, [RULE], even_if_slower=True)
-    assert ("sigmoid" in kinds(model.net)) == (faster is not ByTanh)
+    assert ("sigmoid" in kinds(model.net)) == (not issubclass(faster, ByTanh))
     assert seen == [(support.D, support.N, True)]
 
 
@@ -176,6 +181,22 @@ def test_forms_are_tried(trains):
         found = lstm_unit._tried.__wrapped__(5, 3, trains)
     assert set(found) == ({ByTanh, BySigmoid} if trains else set(FORMS))
     assert all(seconds.step > 0 for seconds in found.values())
+
+
+@pytest.mark.parametrize("options, there", [(OPTIONS["forward only"], False), (OPTIONS["no lengths"], True)], ids=str)
+@pytest.mark.parametrize("multiplies", [True, False], ids=["ATen's products", "Caffe2's products"])
+def test_gates_are_not_opened(options, there, multiplies, monkeypatch):
+    """Where no backward step asks for their factors: they are in what makes the new states."""
+    monkeypatch.setattr(lstm_unit, "_form", lambda *_: ByHalves)
+    monkeypatch.setattr(vectorised, "aten_multiplies_faster", lambda elements: multiplies)
+    model, _ = support.lstm(**options)
+    optimize(model, [RULE], even_if_slower=True)
+    operators = [operator for operator in support.step(model.net).op if operator.type != "ATen"]
+    making = {operator.output[0]: operator.type for operator in operators}
+    hidden = "Mul" if there else "Scale" if multiplies else "WeightedSum"
+    assert (making["layer/cell_t"], making["layer/hidden_t"]) == ("WeightedSum", hidden)
+    # One scales what is added up.
+    assert kinds(model.net).count("addcmul") == 1 + (1 if there else 3 * multiplies)
 
 
 @pytest.mark.parametrize("options, there", [(OPTIONS["forward only"], False), (OPTIONS["no lengths"], True)], ids=str)

@@ -12,7 +12,7 @@ import step_nets
 from caffe2_recurrent import GRU, LSTM, optimize, recurrent_net
 from caffe2_recurrent.loop import Parameter
 from caffe2_recurrent.loop_reading import read_loops
-from caffe2_recurrent.rewriting import over_steps
+from caffe2_recurrent.rewriting import over_steps, passes
 from caffe2_recurrent.rewriting.lstm_forms import ByTanh
 from caffe2_recurrent.rewriting.rules import RULES, executor_threads, lstm_unit
 from caffe2_recurrent.rewriting.subjects import Seconds
@@ -523,7 +523,10 @@ def test_scaled_weights_as_they_lie(executor, options):
         outputs, gradients, model = cell.run(executor, rewrite)
         assert rewrite.report.counts["scaled_weights"] == 1
         (product,) = [operator for operator in support.step(model.net).op if operator.type.startswith("FC")]
-        assert product.type == ("FCTransposed" if before else "FC") and product.input[1].endswith("_scaled")
+        assert product.type == ("FCTransposed" if before else "FC")
+        assert product.input[1] == "layer/gates_t_w_scaled" + ("_transposed" if before else "")
+        transposing = [operator.input[0] for operator in model.net.Proto().op if operator.type == "Transpose"]
+        assert "layer/gates_t_w" not in transposing
         for index, value in enumerate(cell.reference()):
             comparing.assert_close(outputs[index], value, index)
         if not cell.options.get("forward_only"):
@@ -532,6 +535,18 @@ def test_scaled_weights_as_they_lie(executor, options):
         if expected is not None:
             support.assert_same((outputs, gradients), expected)
         expected = outputs, gradients
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_scaled_weights_leave_transposed_ones_to_who_reads_them(is_read):
+    loop = lstm_loop()
+    for name in [*FOLLOWING["scaled_weights"], "scaled_weights"]:
+        if is_read and name == "scaled_weights":
+            loop.operators.append(made("Copy", ["layer/gates_t_w_transposed"], ["copied"]))
+        (rule,) = [rule for rule in RULES if rule.name == name]
+        assert len(passes.apply(rule, loop, Sizes(SHAPES), even_if_slower=True)[0]) == 1
+    transposed = [operator.input[0] for operator in loop.before if operator.type == "Transpose"]
+    assert transposed == ["layer/gates_t_w"] * is_read + ["layer/gates_t_w_scaled"]
 
 
 def test_scaled_weights_knows_rows_of_products_in_the_usual_layout_only():

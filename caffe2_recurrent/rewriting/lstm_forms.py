@@ -1,7 +1,8 @@
-"""The gates of an LSTM in vectorised operators, in four forms. In three, one activation over all gates does for both
+"""The gates of an LSTM in vectorised operators, in five forms. In four, one activation over all gates does for both
 kinds:
 
     by tanh           sigmoid(z) = 0.5 + 0.5 tanh(z / 2)
+    by halves         the same, but the gates i = (1 + s) / 2 are never there: i g = (g + s g) / 2
     by sigmoid        tanh(z) = 2 sigmoid(2 z) - 1, as LSTMUnit itself has it
     without candidate the same, but the candidate g = 2 s - 1 is never there: i g = 2 (i s) - i
     by kind           three sigmoids and a tanh; where the rule `gates_first` applies, splitting costs nothing
@@ -16,7 +17,7 @@ Source: caffe2/operators/lstm_unit_op.h.
 """
 
 import abc
-from typing import Callable, NamedTuple, Optional, Tuple
+from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.rewriting import vectorised
@@ -62,9 +63,18 @@ class Form(abc.ABC):
     def opened_again(self, emitter: Emitter, kept: str) -> Opened:
         """The gates, from what was kept of them."""
 
-    def emit_cell(self, emitter: Emitter, opened: Opened, kept: str, added: str, cell: str) -> None:
-        """The new state, of the old one times the forget gate and the candidate times the input gate."""
+    def emit_cell(self, emitter: Emitter, opened: Opened, cell_prev: str, cell: str) -> None:
+        """The new cell state: the old one times the forget gate, and the candidate times the input gate."""
+        kept = self.product(emitter, opened.forget, cell_prev, "kept")
+        added = self.product(emitter, opened.input, opened.candidate, "added")
+        self._emit_sum(emitter, opened, kept, added, cell)
+
+    def _emit_sum(self, emitter: Emitter, opened: Opened, kept: str, added: str, cell: str) -> None:
         emitter.add("Sum", [kept, added], cell)
+
+    def emit_hidden(self, emitter: Emitter, opened: Opened, bounded: str, hidden: str) -> None:
+        """The new hidden state; `bounded` is tanh of the new cell state."""
+        emitter.add("Mul", [opened.output, bounded], hidden)
 
     @abc.abstractmethod
     def gate_factors(self, emitter: Emitter, opened: Opened, cell_prev: str, bounded: str) -> str:
@@ -110,12 +120,15 @@ class ByTanh(Form):
 
     def _make_constants(self, forget_bias: float) -> None:
         times = 4.0 if self._trains else 1.0
-        self.scale = self._columns("lstm_scale", 0.5, 0.5, 0.5, 1.0)
-        self.shift = self._columns("lstm_shift", 0.0, forget_bias / 2, 0.0, 0.0)
+        self._make_halves(forget_bias)
         self._opening = self._columns("lstm_opening", times / 2, times / 2, 0.5, 1.0)
         self._middle = self._columns("lstm_middle", times / 2, times / 2, 0.5, 0.0)
         if self._trains:
             self._one, self._quarter = self._single("lstm_one", 1.0), self._single("lstm_quarter", 1 / times)
+
+    def _make_halves(self, forget_bias: float) -> None:
+        self.scale = self._columns("lstm_scale", 0.5, 0.5, 0.5, 1.0)
+        self.shift = self._columns("lstm_shift", 0.0, forget_bias / 2, 0.0, 0.0)
 
     def opened(self, emitter: Emitter, scaled: str) -> Opened:
         return self.opened_again(emitter, self._activated(emitter, vectorised.TANH, scaled))
@@ -124,7 +137,7 @@ class ByTanh(Form):
         opened = emitter.aten("addcmul", [self._middle, kept, self._opening], "opened")
         return Opened(kept, *emitter.split(opened, GATES, FEATURES))
 
-    def emit_cell(self, emitter: Emitter, opened: Opened, kept: str, added: str, cell: str) -> None:
+    def _emit_sum(self, emitter: Emitter, opened: Opened, kept: str, added: str, cell: str) -> None:
         if self._trains:
             emitter.add("WeightedSum", [kept, self._quarter, added, self._quarter], cell)
         else:
@@ -139,6 +152,50 @@ class ByTanh(Form):
         quarter = emitter.new("Scale", [of_hidden], "hidden_quarter", scale=0.25)
         through_hidden = self.product(emitter, quarter, cell_factor, "through_hidden")
         return quarter, emitter.new("WeightedSum", [of_cell, self._quarter, through_hidden, self._one], "cell_quarter")
+
+
+class ByHalves(ByTanh):
+    """`opened` has what tanh makes of all four gates. Factors are of the gates themselves, so `ByTanh` if it trains."""
+
+    def _make_constants(self, forget_bias: float) -> None:
+        if self._trains:
+            super()._make_constants(forget_bias)
+        else:
+            self._make_halves(forget_bias)
+            self._half = self._single("lstm_half", 0.5)
+
+    def opened_again(self, emitter: Emitter, kept: str) -> Opened:
+        if self._trains:
+            return super().opened_again(emitter, kept)
+        names = ["{}_squashed".format(gate) for gate in GATES[:-1]]
+        return Opened(kept, *emitter.split(kept, [*names, GATES[-1]], FEATURES))
+
+    def emit_cell(self, emitter: Emitter, opened: Opened, cell_prev: str, cell: str) -> None:
+        if self._trains:
+            super().emit_cell(emitter, opened, cell_prev, cell)
+            return
+        # In this order: of a gate that is closed nothing is left, and of a state that is kept all of it.
+        added = self._twice(emitter, opened.input, opened.candidate, "added")
+        self._emit_half(emitter, added + self._twice(emitter, opened.forget, cell_prev, "kept"), cell)
+
+    def emit_hidden(self, emitter: Emitter, opened: Opened, bounded: str, hidden: str) -> None:
+        if self._trains:
+            super().emit_hidden(emitter, opened, bounded, hidden)
+        else:
+            self._emit_half(emitter, self._twice(emitter, opened.output, bounded, "shown"), hidden)
+
+    def _twice(self, emitter: Emitter, squashed: str, blob: str, name: str) -> List[str]:
+        """What twice the product of a gate and `blob` is the sum of."""
+        if vectorised.prefers_atens_product(self._elements):
+            return [emitter.aten("addcmul", [blob, squashed, blob], name + "_twice")]
+        return [blob, self.product(emitter, squashed, blob, name)]
+
+    def _emit_half(self, emitter: Emitter, addends: Sequence[str], target: str) -> None:
+        """Half their sum."""
+        if len(addends) == 1:
+            emitter.add("Scale", addends, target, scale=0.5)
+        else:
+            emitter.add("WeightedSum", [blob for addend in addends for blob in (addend, self._half)], target)
 
 
 class BySigmoid(Form):
@@ -177,9 +234,9 @@ class WithoutCandidate(BySigmoid):
         squashed = self._activated(emitter, vectorised.SIGMOID, scaled)
         return Opened(squashed, *emitter.split(squashed, ("i", "f", "o", "half_g"), FEATURES))
 
-    def emit_cell(self, emitter: Emitter, opened: Opened, kept: str, added: str, cell: str) -> None:
+    def _emit_sum(self, emitter: Emitter, opened: Opened, kept: str, added: str, cell: str) -> None:
         if self._trains:
-            super().emit_cell(emitter, opened, kept, added, cell)
+            super()._emit_sum(emitter, opened, kept, added, cell)
         else:
             terms = [kept, self._one, added, self._two, opened.input, self._minus_one]
             emitter.add("WeightedSum", terms, cell)
@@ -220,4 +277,6 @@ class ByKind(Form):
 
 MakeForm = Callable[[Loop, int, Optional[int], float, bool], Form]
 # Of these the fastest is found by itself; whether `ByKind` is faster depends on what the product can be.
-FORMS: Tuple[MakeForm, ...] = (ByTanh, BySigmoid, WithoutCandidate)
+FORMS: Tuple[MakeForm, ...] = (ByTanh, ByHalves, BySigmoid, WithoutCandidate)
+# These are others where factors are asked for.
+FORWARD_FORMS = (ByHalves, WithoutCandidate)

@@ -69,13 +69,11 @@ def emit_step(
     emitter: Emitter, unit: Unit, form: Form, opened: Opened, mask: Optional[str], drop: bool, keep_factors: bool
 ) -> Optional[Factors]:
     """The new states, and the factors if they are to be kept; past the end of a sequence the old ones, or 0."""
-    kept = form.product(emitter, opened.forget, unit.cell_prev, "kept")
-    added = form.product(emitter, opened.input, opened.candidate, "added")
     cell = unit.cell if mask is None else emitter.blob("new")
-    form.emit_cell(emitter, opened, kept, added, cell)
+    form.emit_cell(emitter, opened, unit.cell_prev, cell)
     bounded = form.bounded(emitter, cell)
     hidden = unit.hidden if mask is None else emitter.blob("new_hidden")
-    emitter.add("Mul", [opened.output, bounded], hidden)
+    form.emit_hidden(emitter, opened, bounded, hidden)
     if mask is not None:
         _mix(emitter, mask, drop, cell, unit.cell_prev, unit.cell)
         _mix(emitter, mask, drop, hidden, unit.hidden_prev, unit.hidden)

@@ -66,12 +66,25 @@ def layout(loop: Loop, operator: caffe2_pb2.OperatorDef) -> str:
 def take_rows(loop: Loop, operator: caffe2_pb2.OperatorDef) -> None:
     """Give a BatchMatMul the rows themselves where it has transposed ones; nothing is transposed for nobody."""
     transposed = operator.input[1]
-    transposing = _transposing(loop, transposed)
-    assert transposing is not None
-    operator.input[1] = transposing.input[0]
+    rows = rows_of(loop, transposed)
+    assert rows is not None
+    operator.input[1] = rows
     set_arguments(operator, {"trans_b": 1})
-    loop.add_reference(operator.input[1])
-    if not any(transposed in other.input for other in [*loop.before, *loop.after_gradient, *sum(loop.steps, [])]):
+    loop.add_reference(rows)
+    drop_transposed(loop, transposed)
+
+
+def rows_of(loop: Loop, columns: str) -> Optional[str]:
+    """The weights `[M, K]` that have been transposed to `columns` before the loop, if that is where these are from."""
+    transposing = _transposing(loop, columns)
+    return None if transposing is None else transposing.input[0]
+
+
+def drop_transposed(loop: Loop, blob: str) -> None:
+    """Nothing is transposed before the loop for nobody."""
+    transposing = _transposing(loop, blob)
+    is_read = any(blob in other.input for other in [*loop.before, *loop.after_gradient, *sum(loop.steps, [])])
+    if transposing is not None and not is_read:
         loop.drop_before(transposing)
 
 

@@ -38,9 +38,13 @@ def emit(emitter: Emitter, kind: str, blob: str, name: str, elements: Optional[i
 
 def emit_product(emitter: Emitter, factors: Sequence[str], name: str, elements: Optional[int]) -> str:
     """The product of two blobs of one shape, into a new blob; Caffe2's if the number of elements is not known."""
-    if elements is not None and aten_multiplies_faster(elements):
+    if prefers_atens_product(elements):
         return emitter.aten(aten_name(MULTIPLY), factors, name)
     return emitter.new(MULTIPLY, factors, name)
+
+
+def prefers_atens_product(elements: Optional[int]) -> bool:
+    return elements is not None and aten_multiplies_faster(elements)
 
 
 @trial.remembered

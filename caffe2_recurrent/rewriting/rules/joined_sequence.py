@@ -202,21 +202,32 @@ def _subject(size: Size, is_joined: bool) -> Subject:
 
 
 def lone_product(
-    steps: int, rows: int, inner: int, of_sequence: Optional[int], outer: int, layout: str
+    steps: int, rows: int, inner: int, of_sequence: Optional[int], outer: int, layout: str, scaled: bool = False
 ) -> Tuple[Loop, Dict[str, Shape]]:
-    """A loop of a product `RESULT` and, with `of_sequence`, of a sequence that is added to it; and its shapes."""
+    """A loop of a product `RESULT` and, with `of_sequence`, of a sequence that is added to it; and its shapes.
+
+    All weights are `scaled` before the loop, if so.
+    """
     weights: Shape = (inner, outer) if layout == COLUMNS else (outer, inner)
     shapes: Dict[str, Shape] = {"sequence": (steps, rows, outer), "h": (1, rows, inner), "w": weights}
     if of_sequence is not None:
         shapes.update(x=(steps, rows, of_sequence), v=(outer, of_sequence), c=(outer,))
+    if scaled:
+        shapes["scale"] = (outer,)
     loop = trial.lone_loop([*shapes, "x_t", RESULT, "s"])
     beside, in_rows = loop.forward, int(layout == ROWS)
-    given = loop.add_before("Transpose", ["w"], "w_transposed") if layout == TRANSPOSED_ROWS else "w"
+
+    def of_weights(blob: str, axis: int) -> str:
+        return loop.add_before("Mul", [blob, "scale"], blob + "_scaled", broadcast=1, axis=axis) if scaled else blob
+
+    given = of_weights("w", int(layout == COLUMNS))
+    if layout == TRANSPOSED_ROWS:
+        given = loop.add_before("Transpose", [given], "w_transposed")
     loop.operators.append(new_operator(MULTIPLICATION, ["h", given], [RESULT], beside, broadcast=1, trans_b=in_rows))
     if of_sequence is not None:
         loop.links.append(Link("x_t", "sequence", 0))
         loop.made[SequenceBias.name] = "sequence"
-        loop.before.append(new_operator("FC", ["x", "v", "c"], ["sequence"], beside, axis=FEATURES))
+        loop.before.append(new_operator("FC", ["x", of_weights("v", 0), "c"], ["sequence"], beside, axis=FEATURES))
         loop.operators.append(new_operator(SUM, [RESULT, "x_t"], [RESULT], beside))
     loop.known_rows.update(["h", "x_t"])
     return loop, shapes

@@ -11,7 +11,16 @@ from caffe2_recurrent.operators import copied
 from caffe2_recurrent.rewriting import dataflow, gradient_memory, own_sequence, passes, step_products, trial
 from caffe2_recurrent.rewriting.addends import products_at
 from caffe2_recurrent.rewriting.emit import Emitter, aten_is_missing
-from caffe2_recurrent.rewriting.lstm_forms import FORMS, GATES, ByKind, ByTanh, Form, MakeForm, Opened, WithoutCandidate
+from caffe2_recurrent.rewriting.lstm_forms import (
+    FORMS,
+    FORWARD_FORMS,
+    GATES,
+    ByKind,
+    ByTanh,
+    Form,
+    MakeForm,
+    Opened,
+)
 from caffe2_recurrent.rewriting.lstm_steps import Unit, UnitGradient, emit_backward, emit_factors, emit_gates, emit_step
 from caffe2_recurrent.rewriting.masks import step_mask, why_no_mask
 from caffe2_recurrent.rewriting.padding import cut_if_possible
@@ -196,7 +205,7 @@ def _form(size: int, batch: Optional[int], trains: bool, product: Optional[Behin
 
 @trial.remembered
 def _tried(size: int, batch: int, trains: bool) -> Dict[MakeForm, Seconds]:
-    forms = [form for form in FORMS if form is not WithoutCandidate or not trains]
+    forms = [form for form in FORMS if form not in FORWARD_FORMS or not trains]
     return trial.in_turn({form: functools.partial(_subject, form, size, batch, trains) for form in forms})
 
 
@@ -228,7 +237,7 @@ def _tried_behind(product: Behind, size: int, other: MakeForm, trains: bool) -> 
 
 def _subject_behind(product: Behind, form: MakeForm, size: int, trains: bool) -> Subject:
     """A step with its product, as fast as other rules get them, and what is done before the loop."""
-    loop, shapes = lone_product(*product[:-1], len(GATES) * size, product.layout)
+    loop, shapes = lone_product(*product[:-1], len(GATES) * size, product.layout, form is not ByKind)
     unit = UNIT_OF_TRIAL._replace(gates=RESULT)
     shapes.update(dict.fromkeys([unit.cell_prev, *GRADIENT_OF_TRIAL[:2]], (1, product.rows, size)))
     emitter = Emitter(loop, loop.forward, unit.cell)

@@ -3,7 +3,7 @@
 from typing import Iterable, Optional
 
 from caffe2_recurrent.loop import Loop
-from caffe2_recurrent.rewriting import dataflow
+from caffe2_recurrent.rewriting import dataflow, step_products
 from caffe2_recurrent.rewriting.addends import is_needed, products_at
 from caffe2_recurrent.rewriting.emit import ATEN
 from caffe2_recurrent.rewriting.rule import Rule, Site
@@ -18,7 +18,8 @@ class ScaledWeights(Rule):
     =>  before the loop: weights scale * W, row by row, and bias scale * b + shift
         step: Y = FC(X, weights, bias);  Z = Y + scale * A
 
-    One pass over `[N, M]` less. Nothing else may read Y or G. FCTransposed likewise, where it is columns.
+    One pass over `[N, M]` less. Nothing else may read Y or G. FCTransposed likewise, where it is columns; if these are
+    rows transposed before the loop, the rows are scaled, which a later rule may rather have.
     """
 
     name = "scaled_weights"
@@ -53,8 +54,13 @@ class ScaledWeights(Rule):
         product, scaled = loop.operators[multiplying], loop.operators[scaling]
         shift, _, scale = scaled.input
         _, original, bias = product.input
-        along = {"broadcast": 1, "axis": 0} if product.type == "FC" else {}
-        weights = loop.add_before("Mul", [original, scale], original + "_scaled", **along)
+        rows = original if product.type == "FC" else step_products.rows_of(loop, original)
+        if rows is None:
+            weights = loop.add_before("Mul", [original, scale], original + "_scaled")
+        else:
+            weights = loop.add_before("Mul", [rows, scale], rows + "_scaled", broadcast=1, axis=0)
+            if rows != original:
+                weights = loop.add_before("Transpose", [weights], weights + "_transposed")
         biases = loop.add_before(ATEN, [shift, bias, scale], bias + "_scaled", operator="addcmul")
         for outer in (weights, biases):
             loop.add_reference(outer)
@@ -62,6 +68,7 @@ class ScaledWeights(Rule):
         # In-place operators leave one name for product and sum.
         own = loop.new_blob(product.output[0] + "_product")
         product.input[1:] = [weights, biases]
+        step_products.drop_transposed(loop, original)
         product.output[0] = own
         scaled.input[:] = [own, addend, scale]
         if loop.gradient is not None:
