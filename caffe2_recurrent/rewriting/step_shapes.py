@@ -16,7 +16,7 @@ Shapes = Dict[str, Shape]
 # What ends the name of a blob after an operator, beside that of the one before.
 NEW = " after"
 # ATen's operators by element, which repeat what is smaller.
-BROADCASTING = ("add", "addcmul", "lerp", "mul", "sigmoid", "sub", "tanh")
+BROADCASTING = ("add", "addcmul", "lerp", "mul", "sigmoid", "sub", "tanh", "tanh_backward")
 # Of floats: the first output, or all. Others may have masks or sizes beside them.
 GIVING_SEVERAL = UNITS | {"Split"}
 GIVING_FLOATS = frozenset(

@@ -20,6 +20,7 @@ from caffe2_recurrent.rewriting.rules.parameter_gradients import ParameterGradie
 from caffe2_recurrent.rewriting.rules.products_over_steps import ProductsOverSteps
 from caffe2_recurrent.rewriting.rules.scaled_vectors import ScaledVectors
 from caffe2_recurrent.rewriting.rules.scaled_weights import ScaledWeights
+from caffe2_recurrent.rewriting.rules.score_gradients import ScoreGradients
 from caffe2_recurrent.rewriting.rules.sequence_bias import SequenceBias
 from caffe2_recurrent.rewriting.rules.sequence_gradient import SequenceGradient
 from caffe2_recurrent.rewriting.rules.sequence_in_place import SequenceInPlace
@@ -49,6 +50,7 @@ RULES = (
     ZeroGradients(),
     Activations(),
     Broadcasts(),
+    ScoreGradients(),
     SequenceBias(),
     GatesFirst(),
     JoinedSequence(),
