@@ -13,6 +13,7 @@ from caffe2_recurrent.rewriting.rules.gru_unit import GRUUnits
 from caffe2_recurrent.rewriting.rules.invariants import Invariants
 from caffe2_recurrent.rewriting.rules.joined_sequence import JoinedSequence
 from caffe2_recurrent.rewriting.rules.lstm_unit import LSTMUnits
+from caffe2_recurrent.rewriting.rules.merged_gates import MergedGates
 from caffe2_recurrent.rewriting.rules.merged_sums import MergedSums
 from caffe2_recurrent.rewriting.rules.outer_products import OuterProducts
 from caffe2_recurrent.rewriting.rules.packed_products import PackedProducts
@@ -50,6 +51,7 @@ RULES = (
     ZeroGradients(),
     Activations(),
     Broadcasts(),
+    MergedGates(),
     ScoreGradients(),
     SequenceBias(),
     GatesFirst(),
