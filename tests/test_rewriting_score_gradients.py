@@ -24,8 +24,11 @@ SUMS = pytest.mark.parametrize("summing", [CAFFE2S, ATENS])
 
 
 def attend(make, x, addends):
-    """tanh(x + B s), s the scores of the addends at S positions."""
-    squashed = make.cell.Tanh(make.cell.Add(addends, "added"), "squashed")
+    return scored(make, x, make.cell.Tanh(make.cell.Add(addends, "added"), "squashed"))
+
+
+def scored(make, x, squashed):
+    """tanh(x + B s), s the scores at S positions."""
     vector = [make.reference("v", 1, D), make.reference("v_b", 1)]
     scores = make.cell.FC([squashed, *vector], "scores", axis=2)
     by_sequence = make.cell.Transpose(scores, "by_sequence", axes=[1, 0, 2])
@@ -47,7 +50,16 @@ def query_is_the_state(make, x, h):
     return attend(make, x, [make.reference("A", S, N, D), h])
 
 
-STEPS = pytest.mark.parametrize("step", [keys_first, query_first, query_is_the_state], ids=lambda step: step.__name__)
+def in_rows(make, x, h):
+    """As Caffe2's own attention has it: the query without a dimension of one, to be repeated."""
+    query = make.cell.Squeeze(make.fc(h, "query"), "query_rows", dims=[0])
+    squashed = make.cell.Tanh(make.cell.Add([make.reference("A", S, N, D), query], "added", broadcast=1), "squashed")
+    return scored(make, x, squashed)
+
+
+STEPS = pytest.mark.parametrize(
+    "step", [keys_first, query_first, query_is_the_state, in_rows], ids=lambda step: step.__name__
+)
 
 
 def make_up(monkeypatch, **seconds):
@@ -232,7 +244,7 @@ MAY_BE = "'v' {} may be larger in another run, as nothing says that it is a para
 
 def test_the_places_that_it_is_about():
     # Nobody says here what is a parameter.
-    assert reasons(loop()) == reasons(loop(query_first)) == [MAY_BE]
+    assert reasons(loop()) == reasons(loop(query_first)) == reasons(loop(in_rows)) == [MAY_BE]
     assert why(RULE, loop_of(Net(keys_first, forward_only=True).net), SHAPES) == []
     for change in (
         lambda changed: changed.gradient.parameters.clear(),
@@ -257,10 +269,11 @@ def test_refuses_another_product(argument):
     assert reasons(changed) == ["'squashed' is not multiplied with rows along its last axis"]
 
 
-def test_refuses_a_sum_of_another_kind():
+@pytest.mark.parametrize("argument", [{"axis": 0}, {"axis_str": "N"}], ids=str)
+def test_refuses_a_sum_of_another_kind(argument):
     changed = loop()
-    set_argument(adding(changed), broadcast=1)
-    assert reasons(changed) == ["'A' and 'query' are added in a way of their own"]
+    set_argument(adding(changed), broadcast=1, **argument)
+    assert reasons(changed) == ["'A' and 'query' are added along axes of their own"]
 
 
 def test_refuses_the_gradient_of_something_else():

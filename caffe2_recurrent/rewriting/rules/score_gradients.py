@@ -7,7 +7,7 @@ import numpy as np
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop, Parameter
-from caffe2_recurrent.operator_arguments import integer, set_arguments
+from caffe2_recurrent.operator_arguments import argument, integer, set_arguments
 from caffe2_recurrent.operators import is_on_onednn, new_operator
 from caffe2_recurrent.rewriting import dataflow, trial
 from caffe2_recurrent.rewriting.emit import ATEN, Emitter, aten_is_missing
@@ -41,7 +41,7 @@ class Chain(NamedTuple):
 class Blobs(NamedTuple):
     """What they read and write: S positions, N sequences, E numbers.
 
-    `tanh` `[S, N, E]`, `vector` `[1, E]`, `of_scores` `[S, N, 1]`, `keys` `[S, N, E]`, `query` `[1, N, E]`.
+    `tanh` `[S, N, E]`, `vector` `[1, E]`, `of_scores` `[S, N, 1]`, `keys` `[S, N, E]`, `query` `[1, N, E]` or `[N, E]`.
     """
 
     tanh: str
@@ -60,8 +60,9 @@ class ScoreGradients(Rule):
     =>  backward step: dv, db = FCGradient(H, v, ds);  R = ATen tanh_backward(ds, H);  dq = v * ReduceSum(R)
         the engine adds up R over the steps; after the loop: dA = v * the sum of R
 
-    Of scores v H with H = tanh(A + q), A `[S, N, E]`, q `[1, N, E]`. The vector v `[1, E]` is the same at all positions
-    and in all steps, so that it need not be in what is made for each of them. ATen may sum over the positions too.
+    Of scores v H with H = tanh(A + q), A `[S, N, E]`, q `[1, N, E]` or `[N, E]`. The vector v `[1, E]` is the same at
+    all positions and in all steps, so that it need not be in what is made for each of them. ATen may sum over the
+    positions too.
 
     Source: Bahdanau, Cho, Bengio, Neural Machine Translation by Jointly Learning to Align and Translate, 2015.
     """
@@ -108,9 +109,9 @@ class ScoreGradients(Rule):
         gradient, chain = loop.gradient, site.where
         assert gradient is not None
         blobs, operators = _blobs(loop, chain), gradient.operators
-        summing = _fastest(_tried(_shapes(loop, chain, sizes)[blobs.tanh]))
+        shapes = _shapes(loop, chain, sizes)
         emitter = Emitter(loop, operators[chain.scoring], blobs.of_query)
-        _emit(emitter, summing, blobs)
+        _emit(emitter, _fastest(_tried(shapes[blobs.tanh])), blobs, keep=len(shapes[blobs.query]) == DIMENSIONS)
         del operators[chain.scoring].output[2:]
         replaced = {chain.squashing: emitter.operators[:-2], chain.adding: emitter.operators[-2:]}
         operators[:] = [
@@ -160,8 +161,9 @@ def _why_not_chained(loop: Loop, chain: Chain) -> Optional[str]:
     scoring, squashing, adding = (operators[position] for position in chain[:3])
     if integer(scoring, "axis", 1) != FEATURES or integer(scoring, "axis_w", 1) != 1:
         return "'{}' is not multiplied with rows along its last axis".format(blobs.tanh)
-    if adding.arg:
-        return "'{}' and '{}' are added in a way of their own".format(blobs.keys, blobs.query)
+    # That smaller blobs are repeated says nothing that their shapes do not say.
+    if any(argument(adding, name) is not None for name in ("axis", "axis_str")):
+        return "'{}' and '{}' are added along axes of their own".format(blobs.keys, blobs.query)
     if squashing.input[0] != blobs.tanh:
         return "'{}' is not the gradient of '{}'".format(squashing.input[1], squashing.input[0])
     missing = [blob for blob in (blobs.vector, blobs.keys) if blob not in loop.references]
@@ -192,11 +194,11 @@ def _why_not_shaped(loop: Loop, chain: Chain, sizes: Sizes) -> Optional[str]:
         return "the shape of '{}' is not known; give shapes".format(unknown[0])
     positions, batch, size = shapes[blobs.tanh] if len(shapes[blobs.tanh]) == DIMENSIONS else (0, 0, 0)
     for blob, shape in zip(seen, _shapes_of(positions, batch, size)):
-        if shapes[blob] != shape:
+        if shapes[blob] != shape and (blob != blobs.query or shapes[blob] != shape[1:]):
             return "'{}' is shaped otherwise than scores of tanh need it: {}".format(blob, shapes[blob])
     larger = _shapes(loop, chain, sizes.when_larger())
-    for blob, axis in ((blobs.vector, 0), (blobs.of_scores, -1), (blobs.query, 0)):
-        if blob not in larger or larger[blob][axis] != 1:
+    for blob, axis in ((blobs.vector, 0), (blobs.of_scores, -1), (blobs.query, -DIMENSIONS)):
+        if blob not in larger or len(larger[blob]) >= -axis and larger[blob][axis] != 1:
             return MAY_BE_LARGER.format(blob, shapes[blob])
     return None
 
@@ -212,17 +214,19 @@ def _shapes_of(positions: int, batch: int, size: int) -> List[Shape]:
     return [both, (1, size), (positions, batch, 1), both, (1, batch, size)]
 
 
-def _emit(emitter: Emitter, summing: str, blobs: Blobs) -> None:
-    """What takes the place of TanhGradient, and then that of AddGradient."""
+def _emit(emitter: Emitter, summing: str, blobs: Blobs, keep: bool) -> None:
+    """What takes the place of TanhGradient, and then that of AddGradient. The sum over positions is `[1, N, E]` if that
+    dimension is to be kept, or `[N, E]`.
+    """
     if aten_repeats():
         emitter.add(ATEN, [blobs.of_scores, blobs.tanh], blobs.of_keys, operator=TANH_BACKWARD)
     else:
         part = emitter.aten("mul", [blobs.of_scores, blobs.tanh], "part")
         emitter.add(ATEN, [blobs.of_scores, part, blobs.tanh], blobs.of_keys, operator="addcmul", value=-1.0)
     if summing == ATENS:
-        total = emitter.aten("sum", [blobs.of_keys], "total", dim=[0], keepdim=1)
+        total = emitter.aten("sum", [blobs.of_keys], "total", dim=[0], keepdim=int(keep))
     else:
-        total = emitter.new("ReduceSum", [blobs.of_keys], "total", axes=[0], keepdims=1)
+        total = emitter.new("ReduceSum", [blobs.of_keys], "total", axes=[0], keepdims=int(keep))
     emitter.add("Mul", [total, blobs.vector], blobs.of_query)
 
 
@@ -248,7 +252,7 @@ def _subject(shape: Shape, way: str) -> Subject:
     of_tanh = [] if way != AS_IT_IS else [emitter.blob("of_tanh")]
     scoring = new_operator(SCORE, blobs[:3], of_vector + of_tanh, loop.forward, axis=FEATURES)
     if way != AS_IT_IS:
-        _emit(emitter, way, blobs)
+        _emit(emitter, way, blobs, keep=True)
         # Once for all steps; the sum over these is shaped like A.
         loop.add_before("Mul", [blobs.keys, blobs.vector], "scaled")
         return Subject([scoring, *emitter.operators], shapes, loop.before)
