@@ -55,8 +55,20 @@ def three(make, x, h):
     return last(make, [gate(make, part, h, name, 1) for part, name in zip(parts, "ruo")], x, h)
 
 
+def of_what_the_step_makes(make, x, h):
+    """What is split is kept for the backward step."""
+    made_of_both = make.cell.Tanh(make.cell.Sum([x, h], "both"), "made_of_both")
+    return of_two_widths(make, made_of_both, h)
+
+
+def three_of_what_the_step_makes(make, x, h):
+    return three(make, make.cell.Tanh(make.cell.Sum([x, h], "both"), "made_of_both"), h)
+
+
 STEPS = pytest.mark.parametrize(
-    "step", [as_in_a_gru, second_first, of_two_widths, three], ids=lambda step: step.__name__
+    "step",
+    [as_in_a_gru, second_first, of_two_widths, three, of_what_the_step_makes, three_of_what_the_step_makes],
+    ids=lambda step: step.__name__,
 )
 
 
@@ -83,7 +95,7 @@ def make_up(monkeypatch, as_it_is, merged):
 @WITH
 @STEPS
 def test_values_and_gradients(step, rules, executor):
-    count = 2 if step is three else 1
+    count = 2 if step in (three, three_of_what_the_step_makes) else 1
     expected = Net(step).values()
     net = Net(step)
     before = len(products(net.net))

@@ -62,6 +62,18 @@ STEPS = pytest.mark.parametrize(
 )
 
 
+OF_ONE = "with one sequence nothing tells what has one for each from what all sequences share"
+
+
+def keys_for_all(make, x, h):
+    return attend(make, x, [make.reference("A", S, 1, D), make.fc(h, "query")])
+
+
+def query_for_all(make, x, h):
+    """Nothing of the step is in its scores."""
+    return attend(make, x, [make.reference("A", S, N, D), make.reference("q", 1, D)])
+
+
 def make_up(monkeypatch, **seconds):
     """Times of the ways, in seconds of a step; the shapes that were asked about."""
     asked = []
@@ -124,7 +136,8 @@ def test_other_sizes_in_another_run(batch, outputs):
     _, values = decoder(batch, outputs)
     expected = [values(*sizes) for sizes in others]
     model, values = decoder(batch, outputs)
-    assert optimize(model, [RULE], even_if_slower=True).counts[RULE] == 1
+    report = optimize(model, [RULE], even_if_slower=True)
+    assert (report.counts[RULE], reasons_in(report, RULE)) == ((0, [OF_ONE]) if batch == 1 else (1, []))
     for sizes, other in zip(others, expected):
         support.assert_same(values(*sizes), other)
 
@@ -323,6 +336,20 @@ def test_refuses_what_is_shown_outside():
     (link,) = [link for link in changed.gradient.backward_links if link.outer == changed.gradient.sequence]
     changed.gradient.backward_links.append(link._replace(inner=scoring(changed).output[2]))
     assert reasons(changed) == ["'{}' is used for something else too".format(scoring(changed).output[2])]
+
+
+def test_refuses_one_sequence():
+    """The keys may be the same for all that there will be in another run."""
+    one = {"h_initial": (1, D), "loop/X": (T, 1, D), "A": (S, 1, D), "B": (1, D, S)}
+    assert reasons(loop(keys_for_all), {**SHAPES, **one}) == [OF_ONE]
+
+
+@pytest.mark.parametrize(
+    "step, blob, shape", [(keys_for_all, "A", (S, 1, D)), (query_for_all, "q", (1, D))], ids=["keys", "query"]
+)
+def test_refuses_what_all_sequences_share(step, blob, shape):
+    (reason,) = reasons(loop(step), {**SHAPES, blob: shape})
+    assert reason == "'{}' is shaped otherwise than scores of tanh need it: {}".format(blob, shape)
 
 
 def test_refuses_shapes_that_are_not_known():

@@ -189,7 +189,8 @@ def _merge(loop: Loop, gates: Gates, widths: Tuple[int, int]) -> None:
     replaced[first.splitting] = split
     operators[:] = [made for position, operator in enumerate(operators) for made in replaced.get(position, [operator])]
     if loop.gradient is not None:
-        loop.shared += [blob for blob in (total, opened, parts) if blob in loop.written and blob not in loop.shared]
+        # What was split before is not of this rule's making, and the backward step may read it.
+        loop.shared += [total, opened, *([parts] if split else [])]
     gone = written - loop.written
     loop.shared[:] = [blob for blob in loop.shared if blob not in gone]
 

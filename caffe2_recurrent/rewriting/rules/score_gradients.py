@@ -196,6 +196,8 @@ def _why_not_shaped(loop: Loop, chain: Chain, sizes: Sizes) -> Optional[str]:
     for blob, shape in zip(seen, _shapes_of(positions, batch, size)):
         if shapes[blob] != shape and (blob != blobs.query or shapes[blob] != shape[1:]):
             return "'{}' is shaped otherwise than scores of tanh need it: {}".format(blob, shapes[blob])
+    if batch == 1:
+        return "with one sequence nothing tells what has one for each from what all sequences share"
     larger = _shapes(loop, chain, sizes.when_larger())
     for blob, axis in ((blobs.vector, 0), (blobs.of_scores, -1), (blobs.query, -DIMENSIONS)):
         if blob not in larger or len(larger[blob]) >= -axis and larger[blob][axis] != 1:
