@@ -308,7 +308,7 @@ def test_the_engine_gets_an_optimised_copy(run):
         run(model.net)
     assert model.net.Proto().SerializeToString() == before
     assert reports and all(report.counts["lstm_unit"] == 1 for report in reports)
-    assert workspace.HasBlob("layer/gates_t_w_transposed")
+    assert workspace.HasBlob("layer/gates_t_w_scaled_transposed")
     support.assert_same(support.values(blobs), expected)
 
 
@@ -371,7 +371,7 @@ def test_reports_are_not_asked_for():
     model, _ = support.lstm()
     with install(optimize=True, even_if_slower=True):
         workspace.RunNetOnce(model.net)
-    assert workspace.HasBlob("layer/gates_t_w_transposed")
+    assert workspace.HasBlob("layer/gates_t_w_scaled_transposed")
 
 
 def test_a_loop_whose_gradient_is_in_another_net_is_left_alone():

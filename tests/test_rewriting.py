@@ -398,7 +398,7 @@ def test_new_names_are_those_that_nobody_has():
     expected = support.run(*support.lstm())
     workspace.ResetWorkspace()
     model, blobs = support.lstm()
-    taken = ["layer/gates_t_w_transposed", "layer/lstm_scale", "layer/zeros"]
+    taken = ["layer/gates_t_w_scaled", "layer/lstm_scale", "layer/zeros"]
     for name in taken:
         model.net.AddExternalInput(name)
         workspace.FeedBlob(name, np.array([7.0], dtype=np.float32))
