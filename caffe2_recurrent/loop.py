@@ -204,13 +204,13 @@ class Loop:
         for key in [key for key, blob in self.made.items() if blob in operator.output]:
             del self.made[key]
 
-    def add_columns(self, parts: Sequence[str], name: str) -> str:
-        """The 1-D outer blobs `parts` one behind the other, in a blob computed once before the loop."""
-        key = ("columns", tuple(parts))
+    def add_columns(self, parts: Sequence[str], name: str, axis: int = 0) -> str:
+        """The outer blobs `parts` one behind the other along `axis`, in a blob computed once before the loop."""
+        key = ("columns", tuple(parts), axis)
         if key not in self.made:
             self.made[key] = self.new_blob(name)
             sizes = self.new_blob(name + "_sizes")
-            self.before.append(new_operator("Concat", parts, [self.made[key], sizes], self.forward, axis=0))
+            self.before.append(new_operator("Concat", parts, [self.made[key], sizes], self.forward, axis=axis))
         return self.made[key]
 
     def add_reference(self, outer: str) -> None:

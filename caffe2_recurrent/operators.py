@@ -52,3 +52,11 @@ def copied(operator: caffe2_pb2.OperatorDef) -> caffe2_pb2.OperatorDef:
     copy = caffe2_pb2.OperatorDef()
     copy.CopyFrom(operator)
     return copy
+
+
+def as_bytes(operator: caffe2_pb2.OperatorDef, inputs: Sequence[str] = (), outputs: Sequence[str] = ()) -> bytes:
+    """An operator like `operator` between other blobs, the same bytes whatever its own are called."""
+    plain = copied(operator)
+    plain.input[:], plain.output[:] = inputs, outputs
+    plain.ClearField("name")
+    return bytes(plain.SerializeToString())

@@ -12,7 +12,7 @@ import test_rewriting_sequence_bias as biases
 from caffe2_recurrent import LSTM, optimize
 from caffe2_recurrent.loop_reading import read_loops
 from caffe2_recurrent.rewriting import columns, trial
-from caffe2_recurrent.rewriting.lstm_forms import FORMS, FORWARD_FORMS, ByKind, ByTanh
+from caffe2_recurrent.rewriting.lstm_forms import FORMS, ByKind, ByTanh
 from caffe2_recurrent.rewriting.rules import RULES, gates_first, lstm_unit
 from caffe2_recurrent.rewriting.rules.gates_first import Size
 from caffe2_recurrent.rewriting.step_products import COLUMNS, ROWS, TRANSPOSED_ROWS
@@ -406,7 +406,7 @@ def test_no_aten(monkeypatch):
     assert why(RULE, split_loop(), SHAPES) == ["this Caffe2 has no ATen operator"]
 
 
-@pytest.mark.parametrize("form", [form for form in FORMS if form not in FORWARD_FORMS], ids=lambda form: form.__name__)
+@pytest.mark.parametrize("form", [form for form in FORMS if form.of_training is None], ids=lambda form: form.__name__)
 def test_a_backward_step_that_sees_the_columns(form, monkeypatch):
     """All in one, so that it makes its factors of them."""
     monkeypatch.setattr(lstm_unit, "_form", lambda *_: form)

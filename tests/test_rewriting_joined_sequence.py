@@ -10,6 +10,7 @@ from caffe2.python.model_helper import ModelHelper
 import rewriting_support as support
 import test_rewriting_sequence_bias as biases
 from caffe2_recurrent import LSTM, check_gradients, optimize, prediction_net
+from caffe2_recurrent.operators import as_bytes
 from caffe2_recurrent.rewriting import sigmoids
 from caffe2_recurrent.rewriting.rules import joined_sequence, products_over_steps
 from caffe2_recurrent.rewriting.rules.joined_sequence import Size
@@ -585,8 +586,8 @@ def test_a_loss_where_the_steps_are_not_known():
 
 SIGMOIDS = {
     "no sigmoid": b"",
-    "Sigmoid": sigmoids.as_bytes(made("Sigmoid", ["total"], ["h_t"]), "y", "s"),
-    "ATen": sigmoids.as_bytes(made("ATen", ["total"], ["h_t"], operator="sigmoid"), "y", "s"),
+    "Sigmoid": as_bytes(made("Sigmoid", ["total"], ["h_t"]), ["y"], ["s"]),
+    "ATen": as_bytes(made("ATen", ["total"], ["h_t"], operator="sigmoid"), ["y"], ["s"]),
 }
 EVERY_SIGMOID = pytest.mark.parametrize("sigmoid", SIGMOIDS)
 LAYOUTS_TRIED = pytest.mark.parametrize("layout", [ROWS, COLUMNS])

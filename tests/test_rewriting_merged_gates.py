@@ -65,9 +65,25 @@ def three_of_what_the_step_makes(make, x, h):
     return three(make, make.cell.Tanh(make.cell.Sum([x, h], "both"), "made_of_both"), h)
 
 
+def sigmoids_in_place(make, x, h):
+    parts = make.cell.Split(x, ["x_r", "x_u", "x_o"], axis=2)
+    gates = [make.cell.Sum([make.fc(h, name, D, 1), part], name + "_sum") for part, name in zip(parts, "ru")]
+    for opened in gates:
+        make.cell.Sigmoid(opened, opened)
+    return last(make, [*gates, make.cell.Tanh(parts[2], "o")], x, h)
+
+
 STEPS = pytest.mark.parametrize(
     "step",
-    [as_in_a_gru, second_first, of_two_widths, three, of_what_the_step_makes, three_of_what_the_step_makes],
+    [
+        as_in_a_gru,
+        second_first,
+        of_two_widths,
+        three,
+        sigmoids_in_place,
+        of_what_the_step_makes,
+        three_of_what_the_step_makes,
+    ],
     ids=lambda step: step.__name__,
 )
 
@@ -254,7 +270,7 @@ NO_PLACES = {
         setattr(of(changed, "u_opened"), "type", "ATen"),
         of(changed, "u_opened").arg.append(core.utils.MakeArgument("operator", "sigmoid")),
     ),
-    "a sigmoid in place": lambda changed: of(changed, "u_opened").output.__setitem__(0, "u"),
+    "a gate that is used before it is there": insert("u_opened", "u_opened"),
     "parts that are not neighbours": lambda changed: forward(changed, "Split").output.__setitem__(
         slice(0, 3), ["x_r", "x_o", "x_u"]
     ),
@@ -290,13 +306,15 @@ def test_refuses_parts_that_do_not_fit():
     assert reasons(loop(), {**SHAPES, "u_w": (2, D)}) == [expected]
 
 
+def read_before(changed):
+    """Of the step before, in front of the product for it."""
+    changed.operators.insert(changed.operators.index(of(changed, "u")), made("Tanh", ["u_opened"], ["more"]))
+
+
 @pytest.mark.parametrize(
     "blob, change",
-    [
-        ("u_opened", insert("u_opened", "u_opened")),
-        ("u_opened", lambda changed: changed.operators.insert(-6, made("Tanh", ["u_opened"], ["more"]))),
-        ("x_t", insert("x_t", "r")),
-    ],
+    [("u_opened", insert("u_opened", "u")), ("u_opened", read_before), ("x_t", insert("x_t", "r"))],
+    ids=["written", "read", "what is split"],
 )
 def test_refuses_what_is_used_in_between(blob, change):
     changed = loop()

@@ -7,7 +7,7 @@ from caffe2.proto import caffe2_pb2
 import comparing
 import rewriting_support as support
 from caffe2_recurrent import optimize, recurrent_net
-from caffe2_recurrent.operators import new_operator
+from caffe2_recurrent.operators import as_bytes, new_operator
 from caffe2_recurrent.rewriting import onednn, separate_rows, sigmoids
 from caffe2_recurrent.rewriting.onednn import Product
 from caffe2_recurrent.rewriting.subjects import Seconds
@@ -287,7 +287,7 @@ def test_a_wrong_sigmoid_is_seen(way, monkeypatch):
 @pytest.mark.parametrize("way", onednn.ways())
 def test_the_trial(way, rows, kind):
     arguments = {"operator": "sigmoid"} if kind == "ATen" else {}
-    operator = sigmoids.as_bytes(new_operator(kind, ["a"], ["b"], BESIDE, **arguments), "y", "s")
+    operator = as_bytes(new_operator(kind, ["a"], ["b"], BESIDE, **arguments), ["y"], ["s"])
     with leaving_no_trace():
         found = sigmoids._tried.__wrapped__(way, operator, rows, 8)
     assert set(found) == {True, False} and all(seconds.step > 0 for seconds in found.values())
@@ -306,5 +306,5 @@ def test_operators_of_a_kind_are_tried_once():
     """Whatever they are called, and whatever blobs they are between."""
     first, second = made("Sigmoid", ["a"], ["b"]), made("Sigmoid", ["c"], ["c"])
     second.name = "second"
-    assert sigmoids.as_bytes(first, "y", "s") == sigmoids.as_bytes(second, "y", "s")
+    assert as_bytes(first, ["y"], ["s"]) == as_bytes(second, ["y"], ["s"])
     assert list(first.input) == ["a"] and second.name == "second"

@@ -86,6 +86,18 @@ def is_view(operator: caffe2_pb2.OperatorDef) -> bool:
     return is_aten(operator, SPLIT_VIEWS)
 
 
+def is_split(operator: caffe2_pb2.OperatorDef) -> bool:
+    """Whether it splits columns, into parts of widths that it says itself."""
+    is_one = operator.type == SPLIT and len(operator.input) == 1 and not is_on_onednn(operator)
+    return is_one and integer(operator, "axis", 0) == FEATURES
+
+
+def part_widths(splitting: caffe2_pb2.OperatorDef, columns: int) -> List[int]:
+    """Of what so many columns are split into."""
+    parts = len(splitting.output)
+    return integers(splitting, "split") if argument(splitting, "split") is not None else [columns // parts] * parts
+
+
 def _widths(operator: caffe2_pb2.OperatorDef, known: Dict[str, int]) -> Dict[str, int]:
     """How many columns the results have; none if it is no operator that a region may have."""
     if not operator.input or operator.input[0] not in known or len(operator.input) > 1 or is_on_onednn(operator):
@@ -93,8 +105,7 @@ def _widths(operator: caffe2_pb2.OperatorDef, known: Dict[str, int]) -> Dict[str
     columns = known[operator.input[0]]
     if operator.type in BY_ELEMENT or any(is_aten(operator, kind.lower()) for kind in BY_ELEMENT):
         return {operator.output[0]: columns}
-    if operator.type != SPLIT or integer(operator, "axis", 0) != FEATURES:
+    if not is_split(operator):
         return {}
-    parts = len(operator.output)
-    widths = integers(operator, "split") if argument(operator, "split") is not None else [columns // parts] * parts
-    return dict(zip(operator.output, widths)) if len(widths) == parts and sum(widths) == columns else {}
+    widths = part_widths(operator, columns)
+    return dict(zip(operator.output, widths)) if len(widths) == len(operator.output) and sum(widths) == columns else {}

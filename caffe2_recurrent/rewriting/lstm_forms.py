@@ -17,7 +17,7 @@ Source: caffe2/operators/lstm_unit_op.h.
 """
 
 import abc
-from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple, Type
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.rewriting import vectorised
@@ -38,8 +38,12 @@ class Opened(NamedTuple):
 
 
 class Form(abc.ABC):
-    """`size` is D, `elements` how many a state `[N, D]` has, if known; `trains`: whether factors will be asked for."""
+    """`size` is D, `elements` how many a state `[N, D]` has, if known; `trains`: whether factors will be asked for.
 
+    `of_training` is the form in the place of one that has none.
+    """
+
+    of_training: Optional[Type["Form"]] = None
     shift: Optional[str] = None
     scale: Optional[str] = None
 
@@ -155,34 +159,25 @@ class ByTanh(Form):
 
 
 class ByHalves(ByTanh):
-    """`opened` has what tanh makes of all four gates. Factors are of the gates themselves, so `ByTanh` if it trains."""
+    """`opened` has what tanh makes of all four gates; factors are of the gates themselves."""
+
+    of_training = ByTanh
 
     def _make_constants(self, forget_bias: float) -> None:
-        if self._trains:
-            super()._make_constants(forget_bias)
-        else:
-            self._make_halves(forget_bias)
-            self._half = self._single("lstm_half", 0.5)
+        self._make_halves(forget_bias)
+        self._half = self._single("lstm_half", 0.5)
 
     def opened_again(self, emitter: Emitter, kept: str) -> Opened:
-        if self._trains:
-            return super().opened_again(emitter, kept)
         names = ["{}_squashed".format(gate) for gate in GATES[:-1]]
         return Opened(kept, *emitter.split(kept, [*names, GATES[-1]], FEATURES))
 
     def emit_cell(self, emitter: Emitter, opened: Opened, cell_prev: str, cell: str) -> None:
-        if self._trains:
-            super().emit_cell(emitter, opened, cell_prev, cell)
-            return
         # In this order: of a gate that is closed nothing is left, and of a state that is kept all of it.
         added = self._twice(emitter, opened.input, opened.candidate, "added")
         self._emit_half(emitter, added + self._twice(emitter, opened.forget, cell_prev, "kept"), cell)
 
     def emit_hidden(self, emitter: Emitter, opened: Opened, bounded: str, hidden: str) -> None:
-        if self._trains:
-            super().emit_hidden(emitter, opened, bounded, hidden)
-        else:
-            self._emit_half(emitter, self._twice(emitter, opened.output, bounded, "shown"), hidden)
+        self._emit_half(emitter, self._twice(emitter, opened.output, bounded, "shown"), hidden)
 
     def _twice(self, emitter: Emitter, squashed: str, blob: str, name: str) -> List[str]:
         """What twice the product of a gate and `blob` is the sum of."""
@@ -221,25 +216,21 @@ class BySigmoid(Form):
 
 
 class WithoutCandidate(BySigmoid):
-    """In place of the candidate there is its sigmoid; that is no way to get at factors, so `BySigmoid` if it trains."""
+    """In place of the candidate there is its sigmoid; that is no way to get at factors."""
+
+    of_training = BySigmoid
 
     def _make_constants(self, forget_bias: float) -> None:
         super()._make_constants(forget_bias)
-        if not self._trains:
-            self._one, self._two = self._single("lstm_one", 1.0), self._single("lstm_two", 2.0)
+        self._one, self._two = self._single("lstm_one", 1.0), self._single("lstm_two", 2.0)
 
     def opened(self, emitter: Emitter, scaled: str) -> Opened:
-        if self._trains:
-            return super().opened(emitter, scaled)
         squashed = self._activated(emitter, vectorised.SIGMOID, scaled)
         return Opened(squashed, *emitter.split(squashed, ("i", "f", "o", "half_g"), FEATURES))
 
     def _emit_sum(self, emitter: Emitter, opened: Opened, kept: str, added: str, cell: str) -> None:
-        if self._trains:
-            super()._emit_sum(emitter, opened, kept, added, cell)
-        else:
-            terms = [kept, self._one, added, self._two, opened.input, self._minus_one]
-            emitter.add("WeightedSum", terms, cell)
+        terms = [kept, self._one, added, self._two, opened.input, self._minus_one]
+        emitter.add("WeightedSum", terms, cell)
 
 
 class ByKind(Form):
@@ -275,8 +266,13 @@ class ByKind(Form):
         return emitter.concat(factors, "gate_factors", FEATURES)
 
 
-MakeForm = Callable[[Loop, int, Optional[int], float, bool], Form]
 # Of these the fastest is found by itself; whether `ByKind` is faster depends on what the product can be.
-FORMS: Tuple[MakeForm, ...] = (ByTanh, ByHalves, BySigmoid, WithoutCandidate)
-# These are others where factors are asked for.
-FORWARD_FORMS = (ByHalves, WithoutCandidate)
+FORMS: Tuple[Type[Form], ...] = (ByTanh, ByHalves, BySigmoid, WithoutCandidate)
+
+
+def make_form(
+    form: Type[Form], loop: Loop, size: int, elements: Optional[int], forget_bias: float, trains: bool
+) -> Form:
+    """The form, or the one in its place where it `trains`."""
+    chosen = form.of_training if trains and form.of_training is not None else form
+    return chosen(loop, size, elements, forget_bias, trains)

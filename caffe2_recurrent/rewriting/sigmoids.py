@@ -6,7 +6,7 @@ from typing import Dict, List, Optional
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
-from caffe2_recurrent.operators import copied, is_on_onednn
+from caffe2_recurrent.operators import as_bytes, is_on_onednn
 from caffe2_recurrent.rewriting import dataflow, onednn, trial
 from caffe2_recurrent.rewriting.addends import is_needed
 from caffe2_recurrent.rewriting.emit import is_aten
@@ -56,16 +56,8 @@ def sigmoid_of(loop: Loop, operators: Operators, position: int) -> Optional[int]
     return found
 
 
-def as_bytes(operator: caffe2_pb2.OperatorDef, blob: str, sigmoid: str) -> bytes:
-    """An operator like `operator` between these blobs."""
-    plain = copied(operator)
-    plain.input[:], plain.output[:] = [blob], [sigmoid]
-    plain.ClearField("name")
-    return bytes(plain.SerializeToString())
-
-
 def _is_faster_there(way: str, operator: caffe2_pb2.OperatorDef, rows: int, columns: int) -> bool:
-    found: Dict[bool, Seconds] = _tried(way, as_bytes(operator, "y", "s"), rows, columns)
+    found: Dict[bool, Seconds] = _tried(way, as_bytes(operator, ["y"], ["s"]), rows, columns)
     return found[True].step < found[False].step
 
 

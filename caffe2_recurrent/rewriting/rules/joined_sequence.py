@@ -7,7 +7,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
 from caffe2_recurrent.loop import Loop
-from caffe2_recurrent.operators import new_operator
+from caffe2_recurrent.operators import as_bytes, new_operator
 from caffe2_recurrent.rewriting import dataflow, passes, sigmoids, step_products, trial
 from caffe2_recurrent.rewriting.emit import Emitter
 from caffe2_recurrent.rewriting.rows import FEATURES, with_rows
@@ -177,7 +177,7 @@ def _size(loop: Loop, site: Site, sizes: Sizes) -> Optional[Size]:
     if steps is None or batch is None:
         return None
     taking = sigmoids.sigmoid_of(loop, loop.operators, position)
-    sigmoid = b"" if taking is None else sigmoids.as_bytes(loop.operators[taking], RESULT, "s")
+    sigmoid = b"" if taking is None else as_bytes(loop.operators[taking], [RESULT], ["s"])
     return Size(steps, batch, product.inner, x[-1], product.outer, ROWS if product.rows else COLUMNS, sigmoid)
 
 

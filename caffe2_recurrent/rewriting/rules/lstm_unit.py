@@ -1,7 +1,7 @@
 """LSTMUnit and its gradient in vectorised operators, see `lstm_steps.py`; which ones, is tried out."""
 
 import functools
-from typing import Dict, Iterable, NamedTuple, Optional
+from typing import Dict, Iterable, NamedTuple, Optional, Type
 
 from caffe2.proto import caffe2_pb2
 
@@ -13,13 +13,12 @@ from caffe2_recurrent.rewriting.addends import products_at
 from caffe2_recurrent.rewriting.emit import Emitter, aten_is_missing
 from caffe2_recurrent.rewriting.lstm_forms import (
     FORMS,
-    FORWARD_FORMS,
     GATES,
     ByKind,
     ByTanh,
     Form,
-    MakeForm,
     Opened,
+    make_form,
 )
 from caffe2_recurrent.rewriting.lstm_steps import Unit, UnitGradient, emit_backward, emit_factors, emit_gates, emit_step
 from caffe2_recurrent.rewriting.masks import step_mask, why_no_mask
@@ -100,7 +99,8 @@ class LSTMUnits(Rule):
         # Whatever else sees the gates wants them side by side.
         is_alone = mask is None and keep_factors == (loop.gradient is not None)
         product = _product_of(loop, unit, sizes) if is_alone else None
-        made = functools.partial(_form(size, batch, keep_factors, product), loop, size, batch and batch * size)
+        taken = _form(size, batch, keep_factors, product)
+        made = functools.partial(make_form, taken, loop, size, batch and batch * size)
 
         emitter = Emitter(loop, operator, unit.cell)
         form = made(number(operator, "forget_bias", 0.0), keep_factors)
@@ -190,32 +190,32 @@ def _product_of(loop: Loop, unit: Unit, sizes: Sizes) -> Optional[Behind]:
     return Behind(steps, batch, product.inner, x[-1], step_products.layout(loop, products[0]))
 
 
-def _form(size: int, batch: Optional[int], trains: bool, product: Optional[Behind]) -> MakeForm:
+def _form(size: int, batch: Optional[int], trains: bool, product: Optional[Behind]) -> Type[Form]:
     """The fastest form; that by tanh if the number of sequences is not known."""
     if batch is None:
         return ByTanh
-    found: Dict[MakeForm, Seconds] = _tried(size, batch, trains)
+    found: Dict[Type[Form], Seconds] = _tried(size, batch, trains)
     fastest = min(found, key=lambda form: found[form].step)
     if product is None or batch * size < FEWEST_BY_KIND:
         return fastest
-    behind: Dict[MakeForm, Seconds] = _tried_behind(product, size, fastest, trains)
+    behind: Dict[Type[Form], Seconds] = _tried_behind(product, size, fastest, trains)
     by_kind, other = (behind[form].of_step(product.steps) for form in (ByKind, fastest))
     return ByKind if GAIN * by_kind <= other else fastest
 
 
 @trial.remembered
-def _tried(size: int, batch: int, trains: bool) -> Dict[MakeForm, Seconds]:
-    forms = [form for form in FORMS if form not in FORWARD_FORMS or not trains]
+def _tried(size: int, batch: int, trains: bool) -> Dict[Type[Form], Seconds]:
+    forms = [form for form in FORMS if form.of_training is None or not trains]
     return trial.in_turn({form: functools.partial(_subject, form, size, batch, trains) for form in forms})
 
 
-def _subject(form: MakeForm, size: int, batch: int, trains: bool) -> Subject:
+def _subject(form: Type[Form], size: int, batch: int, trains: bool) -> Subject:
     """A step, and the backward step, by themselves."""
     state: Shape = (1, batch, size)
     shapes: Dict[str, Shape] = {UNIT_OF_TRIAL.cell_prev: state, UNIT_OF_TRIAL.gates: (1, batch, len(GATES) * size)}
     loop = trial.lone_loop([*filter(None, UNIT_OF_TRIAL), *GRADIENT_OF_TRIAL])
     emitter = Emitter(loop, loop.forward, UNIT_OF_TRIAL.cell)
-    made = form(loop, size, batch * size, 0.0, trains)
+    made = make_form(form, loop, size, batch * size, 0.0, trains)
     _emit_both_steps(emitter, UNIT_OF_TRIAL, made, emit_gates(emitter, UNIT_OF_TRIAL, made), trains)
     shapes.update(dict.fromkeys(GRADIENT_OF_TRIAL[:2], state))
     return Subject(emitter.operators, shapes, loop.before)
@@ -229,20 +229,20 @@ def _emit_both_steps(emitter: Emitter, unit: Unit, form: Form, opened: Opened, t
 
 
 @trial.remembered
-def _tried_behind(product: Behind, size: int, other: MakeForm, trains: bool) -> Dict[MakeForm, Seconds]:
+def _tried_behind(product: Behind, size: int, other: Type[Form], trains: bool) -> Dict[Type[Form], Seconds]:
     """Another form and `ByKind`."""
     candidates = {form: functools.partial(_subject_behind, product, form, size, trains) for form in (other, ByKind)}
     return trial.in_turn(candidates, product.steps)
 
 
-def _subject_behind(product: Behind, form: MakeForm, size: int, trains: bool) -> Subject:
+def _subject_behind(product: Behind, form: Type[Form], size: int, trains: bool) -> Subject:
     """A step with its product, as fast as other rules get them, and what is done before the loop."""
     loop, shapes = lone_product(*product[:-1], len(GATES) * size, product.layout, form is not ByKind)
     unit = UNIT_OF_TRIAL._replace(gates=RESULT)
     shapes.update(dict.fromkeys([unit.cell_prev, *GRADIENT_OF_TRIAL[:2]], (1, product.rows, size)))
     emitter = Emitter(loop, loop.forward, unit.cell)
     # What scales the gates is in the weights by then.
-    made = form(loop, size, product.rows * size, 0.0, trains)
+    made = make_form(form, loop, size, product.rows * size, 0.0, trains)
     _emit_both_steps(emitter, unit, made, made.opened(emitter, RESULT), trains)
     loop.operators += emitter.operators
     sizes = Sizes(shapes)

@@ -6,19 +6,20 @@ from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
-from caffe2_recurrent.operator_arguments import argument, integer, integers, set_arguments
-from caffe2_recurrent.operators import copied, is_on_onednn, new_operator
-from caffe2_recurrent.rewriting import dataflow, trial
+from caffe2_recurrent.operator_arguments import argument, integer, set_arguments
+from caffe2_recurrent.operators import as_bytes, copied, new_operator
+from caffe2_recurrent.rewriting import columns, dataflow, trial
 from caffe2_recurrent.rewriting.addends import is_needed, products_at
-from caffe2_recurrent.rewriting.emit import is_aten
+from caffe2_recurrent.rewriting.columns import SPLIT
+from caffe2_recurrent.rewriting.onednn import Product
 from caffe2_recurrent.rewriting.rows import FEATURES
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.rewriting.step_products import FC, weights_shape
+from caffe2_recurrent.rewriting.sigmoids import sigmoid_of
+from caffe2_recurrent.rewriting.step_products import FC, read_product, weights_shape
 from caffe2_recurrent.rewriting.subjects import Seconds, Subject
-from caffe2_recurrent.rewriting.vectorised import SIGMOID, aten_name
 from caffe2_recurrent.sizes import Shape, Sizes
 
-SUM, SPLIT = "Sum", "Split"
+SUM = "Sum"
 # It must be faster by this factor, in the step and in what is done before the loop.
 GAIN = 1.1
 
@@ -61,7 +62,6 @@ class MergedGates(Rule):
                     yield Site("Sum -> '{}', '{}'".format(*names), (first, second))
 
     def refusal(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
-        widths = []
         for gate in site.where:
             weights = loop.operators[gate.multiplying].input[1]
             shape = weights_shape(loop, weights, sizes)
@@ -69,10 +69,9 @@ class MergedGates(Rule):
                 return "the size of the weights '{}' is not known; give shapes".format(weights)
             if len(shape) != 2:
                 return "the weights '{}' have {} dimensions".format(weights, len(shape))
-            widths.append(_width(loop.operators[gate.multiplying], shape))
-        splitting = loop.operators[site.where[0].splitting]
-        if argument(splitting, "split") is None and widths[0] != widths[1]:
-            return "parts of one width are added to products that are {} and {} wide".format(*widths)
+        first, second = (product.outer for product in _products(loop, site.where, sizes))
+        if first != second and argument(loop.operators[site.where[0].splitting], "split") is None:
+            return "parts of one width are added to products that are {} and {} wide".format(first, second)
         moved = _moved(loop, site.where)
         return None if moved is None else "'{}' is used in between".format(moved)
 
@@ -87,7 +86,8 @@ class MergedGates(Rule):
         return None
 
     def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
-        _merge(loop, site.where, _widths(loop, site.where, sizes))
+        first, second = _products(loop, site.where, sizes)
+        _merge(loop, site.where, (first.outer, second.outer))
 
 
 def _gates(loop: Loop) -> Iterator[Gate]:
@@ -100,9 +100,9 @@ def _gates(loop: Loop) -> Iterator[Gate]:
             continue
         (part,) = [blob for blob in operator.input if blob != operators[products[0]].output[0]]
         splitting = dataflow.writer(operators, part, adding)
-        if splitting is None or not _is_split(operators[splitting]) or is_needed(loop, part):
+        if splitting is None or not columns.is_split(operators[splitting]) or is_needed(loop, part):
             continue
-        squashing = _squashing(loop, adding)
+        squashing = sigmoid_of(loop, operators, adding)
         if squashing is not None and dataflow.readers(operators, part, splitting) == [adding]:
             yield Gate(products[0], adding, squashing, splitting, list(operators[splitting].output).index(part))
 
@@ -112,27 +112,10 @@ def _is_with_references(loop: Loop, product: caffe2_pb2.OperatorDef) -> bool:
     return integer(product, "axis", 1) == FEATURES and loop.references.issuperset(product.input[1:])
 
 
-def _is_split(operator: caffe2_pb2.OperatorDef) -> bool:
-    if operator.type != SPLIT or len(operator.input) != 1 or is_on_onednn(operator):
-        return False
-    return integer(operator, "axis", 0) == FEATURES
-
-
-def _squashing(loop: Loop, adding: int) -> Optional[int]:
-    """The position of the sigmoid that is all that sees the sum."""
-    total = loop.operators[adding].output[0]
-    readers = dataflow.readers(loop.operators, total, adding)
-    if len(readers) != 1 or is_needed(loop, total):
-        return None
-    squashing = loop.operators[readers[0]]
-    is_sigmoid = squashing.type == SIGMOID or is_aten(squashing, aten_name(SIGMOID))
-    return readers[0] if is_sigmoid and not is_on_onednn(squashing) and total not in squashing.output else None
-
-
 def _alike(loop: Loop, first: Gate, second: Gate) -> bool:
     """Whether both are of one blob, by operators of one kind."""
     one, other = (loop.operators[gate.multiplying] for gate in (first, second))
-    kinds = {_kind(one), _kind(other)}, {_kind(loop.operators[gate.squashing]) for gate in (first, second)}
+    kinds = {as_bytes(one), as_bytes(other)}, {as_bytes(loop.operators[gate.squashing]) for gate in (first, second)}
     writers = {dataflow.writer(loop.operators, one.input[0], gate.multiplying) for gate in (first, second)}
     return one.input[0] == other.input[0] and all(len(found) == 1 for found in (*kinds, writers))
 
@@ -148,21 +131,16 @@ def _moved(loop: Loop, gates: Gates) -> Optional[str]:
     own = {position for gate in gates for position in gate[:3]}
     for gate in gates:
         (result,) = loop.operators[gate.squashing].output
-        for position in range(sooner + 1, gate.squashing):
+        for position in range(sooner + 1, gate.adding):
             operator = loop.operators[position]
             if position not in own and result in [*operator.input, *operator.output]:
                 return result
     return None
 
 
-def _width(product: caffe2_pb2.OperatorDef, weights: Shape) -> int:
-    return weights[0] if product.type == FC else weights[1]
-
-
-def _widths(loop: Loop, gates: Gates, sizes: Sizes) -> Tuple[int, int]:
-    products = [loop.operators[gate.multiplying] for gate in gates]
-    shapes = [weights_shape(loop, product.input[1], sizes) or (0, 0) for product in products]
-    return _width(products[0], shapes[0]), _width(products[1], shapes[1])
+def _products(loop: Loop, gates: Gates, sizes: Sizes, batch: Optional[int] = None) -> Tuple[Product, Product]:
+    first, second = (loop.operators[gate.multiplying] for gate in gates)
+    return read_product(loop, first, sizes, batch), read_product(loop, second, sizes, batch)
 
 
 def _merge(loop: Loop, gates: Gates, widths: Tuple[int, int]) -> None:
@@ -171,7 +149,11 @@ def _merge(loop: Loop, gates: Gates, widths: Tuple[int, int]) -> None:
     products = [operators[gate.multiplying] for gate in gates]
     product, squashing = copied(products[0]), copied(operators[first.squashing])
     weights, biases = ([operator.input[index] for operator in products] for index in (1, 2))
-    product.input[1:] = [_side_by_side(loop, product, weights), loop.add_columns(biases, biases[0] + "_merged")]
+    axis = 0 if product.type == FC else 1
+    product.input[1:] = [
+        loop.add_columns(weights, weights[0] + "_merged", axis),
+        loop.add_columns(biases, biases[0] + "_merged"),
+    ]
     for outer in product.input[1:]:
         loop.add_reference(outer)
     results = [operators[gate.squashing].output[0] for gate in gates]
@@ -195,13 +177,6 @@ def _merge(loop: Loop, gates: Gates, widths: Tuple[int, int]) -> None:
     loop.shared[:] = [blob for blob in loop.shared if blob not in gone]
 
 
-def _side_by_side(loop: Loop, product: caffe2_pb2.OperatorDef, weights: List[str]) -> str:
-    merged, widths = loop.new_blob(weights[0] + "_merged"), loop.new_blob(weights[0] + "_merged_sizes")
-    axis = 0 if product.type == FC else 1
-    loop.before.append(new_operator("Concat", weights, [merged, widths], loop.forward, axis=axis))
-    return merged
-
-
 def _merged_split(
     loop: Loop, splitting: caffe2_pb2.OperatorDef, part: int, widths: Tuple[int, int]
 ) -> Tuple[str, Operators]:
@@ -210,7 +185,7 @@ def _merged_split(
         return splitting.input[0], []
     changed = copied(splitting)
     merged = loop.new_blob(splitting.output[part] + "_merged")
-    others = _widths_of_parts(splitting, widths)
+    others = columns.part_widths(splitting, widths[0] * len(splitting.output))
     changed.output[part : part + 2] = [merged]
     set_arguments(changed, {"split": [*others[:part], sum(widths), *others[part + 2 :]]})
     return merged, [changed]
@@ -234,26 +209,11 @@ class Size(NamedTuple):
 
 
 def _size(loop: Loop, gates: Gates, batch: int, sizes: Sizes) -> Size:
-    product, splitting = loop.operators[gates[0].multiplying], loop.operators[gates[0].splitting]
-    shape = weights_shape(loop, product.input[1], sizes)
-    assert shape is not None
-    widths, sigmoid = _widths(loop, gates, sizes), loop.operators[gates[0].squashing]
-    inner, parts = shape[1 if product.type == FC else 0], _widths_of_parts(splitting, widths)
-    return Size(_kind(product), batch, inner, widths, parts, gates[0].part, _kind(sigmoid))
-
-
-def _widths_of_parts(splitting: caffe2_pb2.OperatorDef, widths: Tuple[int, int]) -> Tuple[int, ...]:
-    is_given = argument(splitting, "split") is not None
-    return tuple(integers(splitting, "split") if is_given else [widths[0]] * len(splitting.output))
-
-
-def _kind(operator: caffe2_pb2.OperatorDef) -> bytes:
-    """The operator without its blobs."""
-    kind = copied(operator)
-    for blobs in (kind.input, kind.output):
-        del blobs[:]
-    kind.ClearField("name")
-    return bytes(kind.SerializeToString())
+    product, sigmoid, splitting = (loop.operators[gates[0][index]] for index in (0, 2, 3))
+    first, second = _products(loop, gates, sizes, batch)
+    parts = tuple(columns.part_widths(splitting, first.outer * len(splitting.output)))
+    widths = (first.outer, second.outer)
+    return Size(as_bytes(product), batch, first.inner, widths, parts, gates[0].part, as_bytes(sigmoid))
 
 
 @trial.remembered

@@ -18,7 +18,7 @@ from caffe2_recurrent.rewriting.subjects import Seconds, Subject, result
 from caffe2_recurrent.sizes import Shape, Sizes
 
 SCORE, SQUASH, ADD = "FCGradient", "TanhGradient", "AddGradient"
-# Ways to sum over positions; with two threads either may take ten times as long as the other.
+# Ways to sum over 100 positions for 16 sequences of 128: 9 and 23 us with one thread, 169 and 14 with two.
 CAFFE2S, ATENS = "ReduceSum", "ATen sum"
 AS_IT_IS = "as it is"
 TANH_BACKWARD = "tanh_backward"
