@@ -12,7 +12,7 @@ import test_rewriting_sequence_bias as biases
 from caffe2_recurrent import LSTM, optimize
 from caffe2_recurrent.loop_reading import read_loops
 from caffe2_recurrent.rewriting import columns, trial
-from caffe2_recurrent.rewriting.lstm_forms import FORMS, ByKind, ByTanh
+from caffe2_recurrent.rewriting.lstm_forms import FORMS, ByHalves, ByKind, ByTanh, make_form
 from caffe2_recurrent.rewriting.rules import RULES, gates_first, lstm_unit
 from caffe2_recurrent.rewriting.rules.gates_first import Size
 from caffe2_recurrent.rewriting.step_products import COLUMNS, ROWS, TRANSPOSED_ROWS
@@ -498,29 +498,54 @@ def test_it_is_tried(layout, of_sequence):
 
 
 @pytest.mark.parametrize("trains", [True, False])
-@pytest.mark.parametrize("by_kind, other, taken", [(1.0, 1.02, ByKind), (1.0, 1.019, None), (2.0, 1.0, None)])
+@pytest.mark.parametrize("by_kind, other, taken", [(1.0, 1.02, ByKind), (1.0, 1.019, ByTanh), (2.0, 1.0, ByTanh)])
 def test_the_form_behind_a_product(by_kind, other, taken, trains, monkeypatch):
     seen = []
-    monkeypatch.setattr(lstm_unit, "FEWEST_BY_KIND", support.N * support.D)
 
-    def tried(product, size, fastest, trains):
-        seen.append((product, size, trains))
-        return {ByKind: Seconds(0.0, by_kind), fastest: Seconds(0.0, other)}
+    def tried(product, size, forms, trains):
+        seen.append((product, size, set(forms), trains))
+        return {form: Seconds(0.0, by_kind if form is ByKind else other) for form in forms}
 
+    form = behind_a_product(tried, trains, monkeypatch)
+    assert form is taken
+    expected = lstm_unit.Behind(support.T, support.N, support.D, support.DIM_IN, ROWS)
+    assert seen == [(expected, support.D, {ByTanh, ByKind} if trains else {ByTanh, ByHalves, ByKind}, trains)]
+
+
+def behind_a_product(tried, trains, monkeypatch, fewest=support.N * support.D):
+    """The form that is taken where `ByTanh` is the fastest by itself."""
+    taken = []
+
+    def noted(form, *arguments):
+        taken.append(form)
+        return make_form(form, *arguments)
+
+    monkeypatch.setattr(lstm_unit, "FEWEST_BY_KIND", fewest)
     monkeypatch.setattr(lstm_unit, "_tried_behind", tried)
     monkeypatch.setattr(lstm_unit, "_tried", lambda *_: {ByTanh: Seconds(0.0, 1.0)})
+    monkeypatch.setattr(lstm_unit, "make_form", noted)
     model, _ = support.lstm(**({} if trains else FORWARD))
     optimize(model, ["parameter_gradients", *LSTM_RULES], even_if_slower=True)
-    assert (splits(model.net) == []) == (taken is ByKind)
-    expected = lstm_unit.Behind(support.T, support.N, support.D, support.DIM_IN, ROWS)
-    assert seen == [(expected, support.D, trains)]
+    (form,) = taken
+    return form
 
 
-def test_small_states_have_no_trial(monkeypatch):
-    monkeypatch.setattr(lstm_unit, "FEWEST_BY_KIND", support.N * support.D + 1)
-    monkeypatch.setattr(lstm_unit, "_tried_behind", None)
-    model, _ = support.lstm(**FORWARD)
-    assert optimize(model, LSTM_RULES, even_if_slower=True).counts["lstm_unit"] == 1
+def test_gates_that_are_not_opened_may_be_faster_behind_a_product(monkeypatch):
+    """Though by themselves they take as long as others, or longer."""
+
+    def tried(product, size, forms, trains):
+        return {form: Seconds(0.0, {ByHalves: 1.0, ByKind: 1.5}.get(form, 2.0)) for form in forms}
+
+    assert behind_a_product(tried, False, monkeypatch) is ByHalves
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_small_states_have_no_trial_by_kind(trains, monkeypatch):
+    def tried(product, size, forms, trains):
+        assert not trains and set(forms) == {ByTanh, ByHalves}
+        return dict.fromkeys(forms, Seconds(0.0, 1.0))
+
+    assert behind_a_product(tried, trains, monkeypatch, support.N * support.D + 1) is ByTanh
 
 
 @pytest.mark.parametrize("options", [support.RECOMPUTED, {"lengths": True, **FORWARD}], ids=["recomputed", "lengths"])
@@ -568,5 +593,6 @@ def test_a_product_that_is_not_known(change):
 @pytest.mark.parametrize("trains", [True, False])
 def test_forms_are_tried_behind_a_product(trains):
     with leaving_no_trace():
-        found = lstm_unit._tried_behind.__wrapped__(lstm_unit.Behind(6, 3, 4, 2, ROWS), 4, ByTanh, trains)
+        behind = lstm_unit.Behind(6, 3, 4, 2, ROWS)
+        found = lstm_unit._tried_behind.__wrapped__(behind, 4, (ByTanh, ByKind), trains)
     assert set(found) == {ByKind, ByTanh} and all(seconds.step > 0 for seconds in found.values())

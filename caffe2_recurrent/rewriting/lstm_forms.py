@@ -266,8 +266,11 @@ class ByKind(Form):
         return emitter.concat(factors, "gate_factors", FEATURES)
 
 
-# Of these the fastest is found by itself; whether `ByKind` is faster depends on what the product can be.
+# Of these the fastest is found by itself.
 FORMS: Tuple[Type[Form], ...] = (ByTanh, ByHalves, BySigmoid, WithoutCandidate)
+# They do nothing with all gates but squash and split them. Whether they are faster depends on what the product can be,
+# as then the rule `gates_first` applies.
+ONLY_SPLIT: Tuple[Type[Form], ...] = (ByHalves, ByKind)
 
 
 def make_form(

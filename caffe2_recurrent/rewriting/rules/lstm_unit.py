@@ -1,7 +1,7 @@
 """LSTMUnit and its gradient in vectorised operators, see `lstm_steps.py`; which ones, is tried out."""
 
 import functools
-from typing import Dict, Iterable, NamedTuple, Optional, Type
+from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple, Type
 
 from caffe2.proto import caffe2_pb2
 
@@ -14,6 +14,7 @@ from caffe2_recurrent.rewriting.emit import Emitter, aten_is_missing
 from caffe2_recurrent.rewriting.lstm_forms import (
     FORMS,
     GATES,
+    ONLY_SPLIT,
     ByKind,
     ByTanh,
     Form,
@@ -196,11 +197,19 @@ def _form(size: int, batch: Optional[int], trains: bool, product: Optional[Behin
         return ByTanh
     found: Dict[Type[Form], Seconds] = _tried(size, batch, trains)
     fastest = min(found, key=lambda form: found[form].step)
-    if product is None or batch * size < FEWEST_BY_KIND:
+    others = _only_split(batch * size, trains)
+    if product is None or all(form is fastest for form in others):
         return fastest
-    behind: Dict[Type[Form], Seconds] = _tried_behind(product, size, fastest, trains)
-    by_kind, other = (behind[form].of_step(product.steps) for form in (ByKind, fastest))
-    return ByKind if GAIN * by_kind <= other else fastest
+    behind: Dict[Type[Form], Seconds] = _tried_behind(product, size, (fastest, *others), trains)
+    costs = {form: seconds.of_step(product.steps) for form, seconds in behind.items()}
+    best = min(costs, key=lambda form: costs[form])
+    return best if GAIN * costs[best] <= costs[fastest] else fastest
+
+
+def _only_split(elements: int, trains: bool) -> List[Type[Form]]:
+    """The forms that may be faster behind their product than by themselves."""
+    forms = [form for form in ONLY_SPLIT if form.of_training is None or not trains]
+    return [form for form in forms if form is not ByKind or elements >= FEWEST_BY_KIND]
 
 
 @trial.remembered
@@ -229,9 +238,9 @@ def _emit_both_steps(emitter: Emitter, unit: Unit, form: Form, opened: Opened, t
 
 
 @trial.remembered
-def _tried_behind(product: Behind, size: int, other: Type[Form], trains: bool) -> Dict[Type[Form], Seconds]:
-    """Another form and `ByKind`."""
-    candidates = {form: functools.partial(_subject_behind, product, form, size, trains) for form in (other, ByKind)}
+def _tried_behind(product: Behind, size: int, forms: Tuple[Type[Form], ...], trains: bool) -> Dict[Type[Form], Seconds]:
+    """Forms with the product in front of them."""
+    candidates = {form: functools.partial(_subject_behind, product, form, size, trains) for form in forms}
     return trial.in_turn(candidates, product.steps)
 
 
