@@ -5,6 +5,7 @@ No time is compared with another: how fast anything is says the benchmark, not a
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import io
 import json
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from caffe2.proto import caffe2_pb2
 from caffe2.python import workspace
 
@@ -99,13 +101,54 @@ def test_subjects_take_turns_and_the_order_turns_round():
         return measuring.Subject(name, run)
 
     measured = measuring.measure([subject("a"), subject("b")], rounds=2, minimum=0.0045)
-    assert calls == [("a", 1), ("a", 1), ("b", 1), ("b", 1), ("a", 5), ("b", 5), ("b", 5), ("a", 5)]
+    looks = [(name, repeats) for name in "ab" for repeats in (1, 1, 5)]
+    # One is off the clock.
+    turns = [(name, repeats) for name in "abba" for repeats in (1, 5)]
+    assert calls == looks + turns
     assert measured.seconds == {"a": [0.001] * 2, "b": [0.001] * 2}
+
+
+def test_who_is_cold_at_first_is_timed_as_long_as_others():
+    asked = []
+
+    def run(repeats):
+        asked.append(repeats)
+        return (0.004 if len(asked) <= 2 else 0.001) * repeats
+
+    measured = measuring.measure([measuring.Subject("a", run)], rounds=1, minimum=0.008)
+    assert asked == [1, 1, 2, 2, 8]
+    assert measured.seconds == {"a": [0.001]}
+
+
+def test_who_takes_long_is_not_run_for_nothing():
+    asked = []
+    measuring.measure([measuring.Subject("a", lambda repeats: asked.append(repeats) or 1.0)], rounds=2)
+    assert asked == [1, 1, 1, 1]
 
 
 def test_what_is_fast_gets_more_rounds():
     subject = measuring.Subject("fast", lambda repeats: 1e-3)
     assert len(measuring.measure([subject], 2, enough=60, minimum=0).seconds["fast"]) == 2 * measuring.MORE_ROUNDS
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_threads_are_those_of_mkl_and_openmp(threads):
+    """And MKL may use fewer, as after Caffe2's `GlobalInit`, and not as after `torch.set_num_threads`."""
+    library = ctypes.CDLL(measuring.LIBRARY)
+    torch.set_num_threads(3 - threads)
+    assert library.mkl_serv_get_dynamic() == 0
+    measuring.set_threads(threads)
+    assert torch.get_num_threads() == measuring.current_threads() == threads
+    assert library.mkl_serv_get_max_threads() == threads
+    assert library.mkl_serv_get_dynamic() == 1
+
+
+@pytest.mark.parametrize("library", ["no such library", None])
+def test_threads_where_mkl_is_not_to_be_had(library, monkeypatch):
+    """None is this process, which has other functions."""
+    monkeypatch.setattr(measuring, "LIBRARY", library)
+    measuring.set_threads(2)
+    assert torch.get_num_threads() == 2
 
 
 @pytest.mark.parametrize("good_runs", [0, 1, 3])
