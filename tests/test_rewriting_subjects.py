@@ -114,6 +114,60 @@ def test_inputs(monkeypatch):
         np.testing.assert_array_equal(found[0][blob], found[1][blob])
 
 
+ATENS = core.CreateOperator("ATen", ["x"], ["z"], operator="tanh")
+
+
+@pytest.mark.parametrize("pages", [0, 1, 20])
+def test_what_allocates_is_run_until_it_gets_no_new_memory(pages, monkeypatch):
+    monkeypatch.setattr(subjects, "SETTLING", 60)
+    assert nets_run(Subject([ATENS], SHAPES), pages, monkeypatch) == (pages + subjects.SETTLED) * ["trial_step"]
+
+
+def test_few_new_pages_are_none(monkeypatch):
+    found = nets_run(Subject([ATENS], SHAPES), 5, monkeypatch, each=subjects.FEW_PAGES - 1)
+    assert len(found) == subjects.SETTLED
+
+
+def test_what_is_done_once_settles_too(monkeypatch):
+    found = nets_run(Subject([PRODUCT], SHAPES, once=[ATENS]), 0, monkeypatch)
+    assert found == subjects.SETTLED * ["trial_once"]
+
+
+def test_what_keeps_its_memory_is_not_run_before_it_is_timed(monkeypatch):
+    assert nets_run(Subject([PRODUCT], SHAPES), 5, monkeypatch) == []
+
+
+def test_settling_has_its_time(monkeypatch):
+    monkeypatch.setattr(subjects, "SETTLING", 0)
+    assert nets_run(Subject([ATENS], SHAPES), 5, monkeypatch) == []
+
+
+def nets_run(subject, runs, monkeypatch, each=100):
+    """Those that are run before any is timed, if the first `runs` get `each` new pages."""
+    seen, run_net = [], workspace.RunNet
+
+    def run(net):
+        seen.append(net)
+        return run_net(net)
+
+    # Without the run before, which is for the results of what is done once.
+    monkeypatch.setattr(subjects, "_pages", lambda: each * min(len(seen) - 1, runs))
+    monkeypatch.setattr(workspace, "RunNet", run)
+    with leaving_no_trace(), prepared(subject):
+        return seen[1:]
+
+
+def test_pages_are_counted():
+    before = subjects._pages()
+    np.ones(1 << 26, np.uint8)
+    assert subjects._pages() > before
+
+
+def test_pages_where_nobody_counts_them(monkeypatch):
+    monkeypatch.setattr(subjects, "resource", None)
+    assert subjects._pages() == 0
+
+
 def timed(times, monkeypatch, of_interest=math.inf):
     """The best of the `times` that runs are to take, how many runs each was of, and which times were left."""
     asked, left = [], iter(times)
