@@ -94,16 +94,23 @@ def measure(
             seconds.pop(subject.name, None)
             return None
 
+    def look(subject: Subject) -> Optional[int]:
+        """How often it has to run to take long enough, once what it needs is allocated and warm."""
+        count = 1
+        for is_first in (True, False, False):
+            elapsed = attempt(subject, count)
+            if elapsed is None:
+                return None
+            if not is_first:
+                count = _repeats(elapsed / count, minimum)
+                if count == 1:
+                    break
+        return count
+
     for subject in subjects:
-        # The first pass allocates, and what follows is cold yet.
-        once = attempt(subject, 1) and attempt(subject, 1)
-        if once and _repeats(once, minimum) > 1:
-            count = _repeats(once, minimum)
-            several = attempt(subject, count)
-            once = several and several / count
-        if once:
-            repeats[subject.name] = _repeats(once, minimum)
-            seconds[subject.name] = []
+        count = look(subject)
+        if count is not None:
+            repeats[subject.name], seconds[subject.name] = count, []
     gc.collect()
     collecting = gc.isenabled()
     gc.disable()
@@ -117,8 +124,8 @@ def measure(
                 if subject.name in seconds:
                     count = repeats[subject.name]
                     calm_down()
-                    if warming_up(count):
-                        attempt(subject, warming_up(count))
+                    if warming_up(count) and attempt(subject, warming_up(count)) is None:
+                        continue
                     elapsed = attempt(subject, count)
                     if elapsed is not None:
                         seconds[subject.name].append(elapsed / count)

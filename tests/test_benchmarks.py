@@ -166,6 +166,16 @@ def test_a_subject_that_fails_is_left_out_and_the_rest_goes_on(good_runs):
     assert measured.seconds == {"good": [1.0] * 4}
 
 
+def test_a_subject_may_fail_before_it_is_timed():
+    def run(repeats):
+        if repeats == 2:
+            raise RuntimeError("only now")
+        return 1e-3 * repeats
+
+    measured = measuring.measure([measuring.Subject("a", run)], rounds=3, minimum=8e-3)
+    assert measured == measuring.Measured({}, {"a": "RuntimeError: only now"})
+
+
 def test_collecting_garbage_is_as_before():
     seen = []
     measuring.measure([measuring.Subject("a", lambda repeats: seen.append(gc.isenabled()) or 1.0)], 1)
