@@ -132,7 +132,7 @@ class Interpreter:
                     command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, bufsize=0
                 )
             except OSError as error:
-                raise InterpreterError("it cannot be started: {}".format(error.strerror)) from None
+                raise InterpreterError("it cannot be started: {}".format(os.strerror(error.errno))) from None
         return self._process
 
     def _line(self, process: "subprocess.Popen[bytes]") -> bytes:

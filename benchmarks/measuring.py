@@ -1,5 +1,6 @@
 """Timing several subjects in turn, and what is made of the times."""
 
+import contextlib
 import ctypes
 import gc
 import math
@@ -18,8 +19,9 @@ MINIMUM = 0.02
 REPEATS_AT_MOST = 10000
 # What is fast is measured more often, up to so many times the rounds.
 MORE_ROUNDS = 8
-# It has MKL in it, and knows where OpenMP is.
-LIBRARY = os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so")
+# Where these may be: newer versions have the first.
+SETTERS = ("MKL_Set_Num_Threads", "omp_set_num_threads", "MKL_Set_Dynamic")
+LIBRARIES = [os.path.join(os.path.dirname(torch.__file__), "lib", name) for name in ("libtorch_cpu.so", "libtorch.so")]
 
 
 class Subject(NamedTuple):
@@ -55,16 +57,29 @@ def set_threads(threads: int) -> None:
     if threads != current_threads():
         # What is the fastest product with one thread need not be with two.
         trial.forget()
-    try:
-        library = ctypes.CDLL(LIBRARY)
-        setters = [(library.MKL_Set_Num_Threads, threads), (library.omp_set_num_threads, threads)]
-        # What `torch.set_num_threads` has said before, to this thread and to all.
-        setters += [(library.MKL_Set_Num_Threads_Local, 0), (library.MKL_Set_Dynamic, 1)]
-    except (OSError, AttributeError):
+    library = _library()
+    if library is not None:
+        library.omp_set_num_threads(threads)
+    if current_threads() != threads:
+        # Torch has an OpenMP of its own.
         torch.set_num_threads(threads)
+    if library is None:
         return
-    for setter, value in setters:
-        setter(value)
+    library.MKL_Set_Num_Threads(threads)
+    # What `torch.set_num_threads` may have said: to all, and since some version to the thread that called it.
+    library.MKL_Set_Dynamic(1)
+    if hasattr(library, "MKL_Set_Num_Threads_Local"):
+        library.MKL_Set_Num_Threads_Local(0)
+
+
+def _library() -> Optional[ctypes.CDLL]:
+    """What has MKL in it and knows where OpenMP is; None if it cannot be found."""
+    for path in LIBRARIES:
+        with contextlib.suppress(OSError):
+            library = ctypes.CDLL(path)
+            if all(hasattr(library, name) for name in SETTERS):
+                return library
+    return None
 
 
 def current_threads() -> int:

@@ -5,7 +5,6 @@ No time is compared with another: how fast anything is says the benchmark, not a
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import io
 import json
@@ -134,7 +133,7 @@ def test_what_is_fast_gets_more_rounds():
 @pytest.mark.parametrize("threads", [1, 2])
 def test_threads_are_those_of_mkl_and_openmp(threads):
     """And MKL may use fewer, as after Caffe2's `GlobalInit`, and not as after `torch.set_num_threads`."""
-    library = ctypes.CDLL(measuring.LIBRARY)
+    library = measuring._library()
     torch.set_num_threads(3 - threads)
     assert library.mkl_serv_get_dynamic() == 0
     measuring.set_threads(threads)
@@ -143,10 +142,10 @@ def test_threads_are_those_of_mkl_and_openmp(threads):
     assert library.mkl_serv_get_dynamic() == 1
 
 
-@pytest.mark.parametrize("library", ["no such library", None])
-def test_threads_where_mkl_is_not_to_be_had(library, monkeypatch):
-    """None is this process, which has other functions."""
-    monkeypatch.setattr(measuring, "LIBRARY", library)
+@pytest.mark.parametrize("other", [("LIBRARIES", ["no such library"]), ("SETTERS", ["no_such_function"])], ids=str)
+def test_threads_where_mkl_is_not_to_be_had(other, monkeypatch):
+    monkeypatch.setattr(measuring, *other)
+    assert measuring._library() is None
     measuring.set_threads(2)
     assert torch.get_num_threads() == 2
 
