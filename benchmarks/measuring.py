@@ -12,7 +12,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Sequence
 import torch
 
 from caffe2_recurrent.rewriting import trial
-from other_interpreter import calm_down, first_line, warming_up
+from other_interpreter import calm_down, first_line
 
 # A shorter one says more about the clock and who ran before than about the subject.
 MINIMUM = 0.02
@@ -36,15 +36,6 @@ class Measured(NamedTuple):
 
     seconds: Dict[str, List[float]]
     failures: Dict[str, str]
-
-
-def clocked(run: Callable[[int], object]) -> Callable[[int], float]:
-    def timed(repeats: int) -> float:
-        start = time.perf_counter()
-        run(repeats)
-        return time.perf_counter() - start
-
-    return timed
 
 
 def set_threads(threads: int) -> None:
@@ -95,7 +86,6 @@ def measure(
     """Time all subjects in turn; a subject that raises an error is left out from then on.
 
     That is done `rounds` times, and up to `MORE_ROUNDS` times as often while less than `enough` seconds have passed.
-    Who is fast runs a few times off the clock first, as others have had the caches, and its own threads sleep.
     """
     failures: Dict[str, str] = {}
     repeats: Dict[str, int] = {}
@@ -139,8 +129,6 @@ def measure(
                 if subject.name in seconds:
                     count = repeats[subject.name]
                     calm_down()
-                    if warming_up(count) and attempt(subject, warming_up(count)) is None:
-                        continue
                     elapsed = attempt(subject, count)
                     if elapsed is not None:
                         seconds[subject.name].append(elapsed / count)

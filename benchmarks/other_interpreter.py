@@ -27,7 +27,7 @@ import platform
 import re
 import sys
 import time
-from typing import IO, Any, Dict, Iterable, Sequence, Tuple
+from typing import IO, Any, Callable, Dict, Iterable, Sequence, Tuple
 
 Size = Tuple[int, ...]
 Request = Dict[str, Any]
@@ -77,9 +77,21 @@ def calm_down() -> None:
             return
 
 
-def warming_up(repeats: int) -> int:
-    """How often something runs before it is timed for so many `repeats`: what takes long is warm soon enough."""
-    return int(WARMING_UP * repeats)
+def clocked(run: Callable[[int], object]) -> Callable[[int], float]:
+    """A function of repeats that says how many seconds they took.
+
+    Before that it runs, off the clock, a part as often: others have had the caches, and its own threads sleep. What
+    takes long is warm soon enough.
+    """
+
+    def timed(repeats: int) -> float:
+        if int(WARMING_UP * repeats):
+            run(int(WARMING_UP * repeats))
+        start = time.perf_counter()
+        run(repeats)
+        return time.perf_counter() - start
+
+    return timed
 
 
 def first_line(error: BaseException) -> str:
@@ -131,13 +143,10 @@ class TorchLSTM:
 
         torch.set_num_threads(threads)
 
-    def run(self, repeats: int) -> float:
-        """Seconds that `repeats` passes took."""
+    def run(self, repeats: int) -> None:
         one_pass = self._train if self._training else self._forward
-        start = time.perf_counter()
         for _ in range(repeats):
             one_pass()
-        return time.perf_counter() - start
 
     def results(self) -> Results:
         """With gates in Caffe2's order."""
@@ -217,12 +226,10 @@ class OnnxLSTM:
         # A session keeps those it was made with.
         cls.threads = threads
 
-    def run(self, repeats: int) -> float:
+    def run(self, repeats: int) -> None:
         session, inputs = self._session, self._inputs
-        start = time.perf_counter()
         for _ in range(repeats):
             session.run(None, inputs)
-        return time.perf_counter() - start
 
     def results(self) -> Results:
         output = self._session.run(None, self._inputs)[0][:, 0]
@@ -289,10 +296,7 @@ class Server:
         return {}
 
     def _run(self, request: Request) -> Dict[str, Any]:
-        # Again, as its threads have gone to sleep since.
-        if warming_up(request["repeats"]):
-            self._layer.run(warming_up(request["repeats"]))
-        seconds = self._layer.run(request["repeats"])
+        seconds = clocked(self._layer.run)(request["repeats"])
         calm_down()
         return {"seconds": seconds}
 

@@ -19,8 +19,8 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import core, workspace
 
 from layers import TRAINING, Shape, drawn
-from measuring import Subject, clocked, measure
-from other_interpreter import first_line
+from measuring import Subject, measure
+from other_interpreter import clocked, first_line
 
 WORKSPACE = "benchmark_products"
 # After a first look: the second fastest may be the fastest yet.

@@ -24,8 +24,8 @@ from layers import (
     lstm_values,
     optimizer,
 )
-from measuring import Measured, Subject, clocked, faster, measure, set_threads
-from other_interpreter import TorchLSTM, first_line
+from measuring import Measured, Subject, faster, measure, set_threads
+from other_interpreter import TorchLSTM, clocked, first_line
 from products import Products
 
 TORCH = memory.TORCH
@@ -184,7 +184,7 @@ def rounds_of_executors(threads: int) -> List[Tuple[bool, ...]]:
 def _enter_others(
     contest: Contest, products: List[Products], shape: Shape, pass_: str, interpreters: Sequence[Interpreter]
 ) -> None:
-    contest.enter(TORCH, ONLY, lambda _: _torch(shape, pass_), own_clock=True)
+    contest.enter(TORCH, ONLY, lambda _: _torch(shape, pass_))
     for interpreter in interpreters:
         if pass_ in INTERPRETER_PASSES[interpreter.other.kind]:
             contest.enter(
