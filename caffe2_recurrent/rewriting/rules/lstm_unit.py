@@ -197,8 +197,8 @@ def _form(size: int, batch: Optional[int], trains: bool, product: Optional[Behin
         return ByTanh
     found: Dict[Type[Form], Seconds] = _tried(size, batch, trains)
     fastest = min(found, key=lambda form: found[form].step)
-    others = _only_split(batch * size, trains)
-    if product is None or all(form is fastest for form in others):
+    others = [form for form in _of_use(ONLY_SPLIT, trains) if form is not ByKind or batch * size >= FEWEST_BY_KIND]
+    if product is None or {fastest}.issuperset(others):
         return fastest
     behind: Dict[Type[Form], Seconds] = _tried_behind(product, size, (fastest, *others), trains)
     costs = {form: seconds.of_step(product.steps) for form, seconds in behind.items()}
@@ -206,16 +206,15 @@ def _form(size: int, batch: Optional[int], trains: bool, product: Optional[Behin
     return best if GAIN * costs[best] <= costs[fastest] else fastest
 
 
-def _only_split(elements: int, trains: bool) -> List[Type[Form]]:
-    """The forms that may be faster behind their product than by themselves."""
-    forms = [form for form in ONLY_SPLIT if form.of_training is None or not trains]
-    return [form for form in forms if form is not ByKind or elements >= FEWEST_BY_KIND]
+def _of_use(forms: Iterable[Type[Form]], trains: bool) -> List[Type[Form]]:
+    """Without those in whose place there is another one where it trains."""
+    return [form for form in forms if form.of_training is None or not trains]
 
 
 @trial.remembered
 def _tried(size: int, batch: int, trains: bool) -> Dict[Type[Form], Seconds]:
-    forms = [form for form in FORMS if form.of_training is None or not trains]
-    return trial.in_turn({form: functools.partial(_subject, form, size, batch, trains) for form in forms})
+    candidates = {form: functools.partial(_subject, form, size, batch, trains) for form in _of_use(FORMS, trains)}
+    return trial.in_turn(candidates)
 
 
 def _subject(form: Type[Form], size: int, batch: int, trains: bool) -> Subject:
