@@ -70,9 +70,9 @@ class Sizes:
         return found
 
     def steps(self, loop: Loop) -> Optional[int]:
-        """T, if it is known."""
+        """T, if it is known. One of no steps says nothing of how many there will be."""
         sequence = self.shape(loop.inputs[0])
-        return sequence[0] if sequence else None
+        return (sequence[0] or None) if sequence else None
 
     def batch(self, loop: Loop) -> Optional[int]:
         """N, if it is known from the sequence or from an initial state."""

@@ -50,7 +50,8 @@ def test_caffe2s_builder_fails_where_ours_differs(make):
     """Each deviation from Caffe2's operator is there because Caffe2's is wrong; otherwise it belongs to AS_CAFFE2."""
     step_net = make()
     with pytest.raises(Exception):  # noqa: B017 - a KeyError, an engine error, or a wrong gradient
-        comparing.assert_right(recurrent.recurrent_net, step_net)
+        # Caffe2's links three places to one gradient. The executor binds them at once, and now and then crashes.
+        comparing.assert_right(recurrent.recurrent_net, step_net, executor=False)
 
 
 def test_comparison_sees_each_kind_of_difference():

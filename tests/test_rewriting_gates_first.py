@@ -596,3 +596,25 @@ def test_forms_are_tried_behind_a_product(trains):
         behind = lstm_unit.Behind(6, 3, 4, 2, ROWS)
         found = lstm_unit._tried_behind.__wrapped__(behind, 4, (ByTanh, ByKind), trains)
     assert set(found) == {ByKind, ByTanh} and all(seconds.step > 0 for seconds in found.values())
+
+
+@pytest.mark.parametrize("form, options", [(ByHalves, FORWARD), (ByKind, FORWARD), (ByKind, {})])
+def test_a_sequence_without_steps_says_nothing_of_their_number(form, options, monkeypatch):
+    """Its time has no share in each of them, and the next one may have some."""
+    expected = support.run(*support.lstm(**options))
+    workspace.ResetWorkspace()
+    monkeypatch.setattr(lstm_unit, "_form", lambda *_: form)
+    model, blobs = support.lstm(**options)
+    support.feed(steps=0)
+    report = optimize(model, even_if_slower=True)
+    assert report.counts["gates_first"] == 1
+    support.feed()
+    support.assert_same(support.run(model, blobs), expected)
+
+
+def test_a_sequence_without_steps_has_no_trial_behind_its_product(monkeypatch):
+    monkeypatch.setattr(lstm_unit, "_tried", lambda *_: {ByTanh: Seconds(0.0, 1.0)})
+    monkeypatch.setattr(lstm_unit, "_tried_behind", None)
+    model, _ = support.lstm(**FORWARD)
+    support.feed(steps=0)
+    assert optimize(model, even_if_slower=True).counts["lstm_unit"] == 1
