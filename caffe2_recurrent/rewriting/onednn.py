@@ -226,9 +226,9 @@ def _image(loop: Loop, product: Product) -> str:
     ones = loop.add_before("ConstantFill", [], "onednn_ones", shape=[product.inner, 1, 1, 1], value=1.0)
 
     def lay_out(emitter: Emitter, weights: str) -> str:
-        if product.columns is None:
-            weights = emitter.new("Transpose", [weights], "transposed")
         plain = add(emitter, TO, [weights], [emitter.blob("plain")])
+        if product.columns is None:
+            plain = transposed(emitter, plain)
         shape = [1, product.inner, 1, product.outer]
         add(emitter, "Reshape", [plain], [plain, emitter.blob("old_shape")], shape=shape)
         filters = add(emitter, TO, [ones], [emitter.blob("one_filters")])
@@ -244,7 +244,7 @@ def _rows(loop: Loop, product: Product) -> str:
     """W as rows."""
 
     def lay_out(emitter: Emitter, weights: str) -> str:
-        return _copy_there(emitter, emitter.new("Transpose", [weights], "transposed"))
+        return transposed(emitter, _copy_there(emitter, weights))
 
     if product.rows is not None:
         return _before(loop, "plain", product.rows, _copy_there)
@@ -264,6 +264,11 @@ def _before(loop: Loop, layout: str, blob: Optional[str], lay_out: Callable[[Emi
         loop.made[key] = lay_out(emitter, blob)
         loop.before += in_a_net(emitter.operators, [loop.made[key]], loop)
     return loop.made[key]
+
+
+def transposed(emitter: Emitter, there: str) -> str:
+    """oneDNN's matrix `there`, transposed; for large ones the operator of the CPU takes several times as long."""
+    return add(emitter, "Transpose", [there], [emitter.blob("transposed")], axes=[1, 0])
 
 
 def free(emitter: Emitter, blobs: Sequence[str]) -> None:

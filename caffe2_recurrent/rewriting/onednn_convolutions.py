@@ -58,8 +58,7 @@ def _convolve(emitter: Emitter, image: str, filters: str, result: str) -> str:
 
 def _transposed(emitter: Emitter, matrix: str) -> str:
     """In oneDNN's memory."""
-    copied = copy_there(emitter, matrix, emitter.blob("plain"))
-    return onednn.add(emitter, "Transpose", [copied], [emitter.blob("transposed")], axes=[1, 0])
+    return onednn.transposed(emitter, copy_there(emitter, matrix, emitter.blob("plain")))
 
 
 def _with_ones(emitter: Emitter, blob: str, width: int) -> str:
