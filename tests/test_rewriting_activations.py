@@ -1,15 +1,12 @@
-"""The rule `activations`, and `widths.py`, by which it knows how large blobs are."""
+"""The rule `activations`."""
 
 import pytest
 from caffe2.python import workspace
 
 import comparing
 from caffe2_recurrent import optimize, recurrent_net
-from caffe2_recurrent.loop_reading import read_loops
 from caffe2_recurrent.rewriting import vectorised
 from caffe2_recurrent.rewriting.rules import activations
-from caffe2_recurrent.rewriting.widths import elements, width
-from caffe2_recurrent.sizes import Sizes
 from cells import CELLS
 from rewriting_support import Optimised
 from step_nets import D, Maker, N, T, scoped
@@ -163,7 +160,8 @@ def test_blobs_of_unknown_size_are_left_alone():
 
 def test_given_shapes_decide(tried):
     def fired(batch, **options):
-        report = built({"X": (T, batch, D), "u_b": (D,)}, feeding=False, **options)
+        shapes = {"X": (T, batch, D), "h_initial": (batch, D), "u_w": (D, D), "u_b": (D,)}
+        report = built(shapes, feeding=False, **options)
         return [rewrite.what.split(" ")[0] for rewrite in report.rewrites]
 
     assert fired(399) == []
@@ -172,61 +170,3 @@ def test_given_shapes_decide(tried):
     assert fired(834) == ["Sigmoid", "Tanh"]
     again = scoped("u", "opened", "total", "bounded")
     assert fired(834, recompute_blobs_on_backward=again) == ["Sigmoid", "Tanh"] * 2
-
-
-# How large blobs are.
-
-
-def measured(make, shapes):
-    """`width` and `elements` of the blob 'y' of a step, with the sequence X `[5, 2, 6]`, the state of width 3."""
-    x, h = make.sequence(size=6), make.state()
-    yield x, h
-    make.link(h, make.cell.Negative(h, "h_t"))
-    net, _ = comparing.build(recurrent_net, make.done(forward_only=True))
-    (loop,) = read_loops(net.Proto()).values()
-    sizes = Sizes({"X": (5, 2, 6), "h_initial": (2, 3), **shapes})
-    yield width(loop, sizes, "y"), elements(loop, sizes, "y")
-
-
-def sized(add, **shapes):
-    make = Maker()
-    steps = measured(make, shapes)
-    x, h = next(steps)
-    add(make.cell, x, h)
-    return next(steps)
-
-
-def test_sizes_of_blobs_of_the_step():
-    assert sized(lambda net, x, h: net.Tanh(x, "y")) == (6, 12)
-    assert sized(lambda net, x, h: net.Sum([h, "unknown"], "y")) == (3, 6)
-    assert sized(lambda net, x, h: net.Add([h, "unknown"], "y")) == (None, 6)
-    assert sized(lambda net, x, h: net.Mul([h, h], "y")) == (3, 6)
-    assert sized(lambda net, x, h: net.FC([h, "w", "b"], "y"), b=(7,)) == (7, 14)
-    assert sized(lambda net, x, h: net.FC([h, "w", "b"], "y")) == (None, None)
-    # Broadcast, so at least as large as the larger one.
-    assert sized(lambda net, x, h: net.Add(["encoder", h], "y"), encoder=(40, 2, 3)) == (3, 240)
-    assert sized(lambda net, x, h: net.Add([x, h], "y")) == (None, 12)
-    # No operator that keeps sizes, or none whose inputs are known.
-    assert sized(lambda net, x, h: net.Transpose(x, "y", axes=[2, 1, 0])) == (None, None)
-    assert sized(lambda net, x, h: net.Tanh("unknown", "y")) == (None, None)
-    assert sized(lambda net, x, h: net.Tanh("outer", "y"), outer=(4, 5)) == (5, 20)
-
-
-def test_sizes_of_parts():
-    assert sized(lambda net, x, h: net.Split(x, ["a", "y"], axis=2)) == (3, 6)
-    assert sized(lambda net, x, h: net.Split(x, ["a", "y"], axis=2, split=[2, 4])) == (None, None)
-    assert sized(lambda net, x, h: net.Split(x, ["a", "y"], axis=1)) == (None, None)
-    assert sized(lambda net, x, h: net.Split([x, "parts"], ["a", "y"], axis=2)) == (None, None)
-
-
-def test_sizes_before_an_operator_in_place():
-    make = Maker()
-    x, h = make.sequence(size=6), make.state()
-    y = make.cell.Tanh(x, "y")
-    make.cell.Relu(y, "seen")
-    make.cell.FC([h, "w", "b"], y)
-    make.link(h, make.cell.Negative(h, "h_t"))
-    net, _ = comparing.build(recurrent_net, make.done(forward_only=True))
-    (loop,) = read_loops(net.Proto()).values()
-    sizes = Sizes({"X": (5, 2, 6), "b": (7,)})
-    assert [width(loop, sizes, "y", before) for before in (1, 2, 3, None)] == [6, 6, 7, 7]

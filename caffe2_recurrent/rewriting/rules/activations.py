@@ -2,6 +2,7 @@
 
 from typing import Iterable, List, Optional
 
+import numpy as np
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
@@ -9,7 +10,7 @@ from caffe2_recurrent.operators import is_on_onednn, new_operator
 from caffe2_recurrent.rewriting import dataflow, vectorised
 from caffe2_recurrent.rewriting.emit import ATEN, aten_is_missing
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.rewriting.widths import elements
+from caffe2_recurrent.rewriting.step_shapes import shapes_before
 from caffe2_recurrent.sizes import Sizes
 
 
@@ -42,12 +43,12 @@ class Activations(Rule):
     def loss(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
         operators, position = site.where
         kind = operators[position].type
-        before = position if operators is loop.operators else None
-        known = elements(loop, sizes, operators[position].input[0], before)
-        if known is None:
+        shape = shapes_before(loop, sizes, operators, position).get(operators[position].input[0])
+        if shape is None:
             return "its size is not known, and {} is faster for a small one; give shapes".format(kind)
-        if not vectorised.aten_is_faster(kind, known):
-            return "with {} elements {} is faster".format(known, kind)
+        elements = int(np.prod(shape))
+        if not vectorised.aten_is_faster(kind, elements):
+            return "with {} elements {} is faster".format(elements, kind)
         return None
 
     def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:

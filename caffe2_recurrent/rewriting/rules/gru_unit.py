@@ -25,7 +25,7 @@ from caffe2_recurrent.rewriting.masks import step_mask, step_outside, why_no_mas
 from caffe2_recurrent.rewriting.padding import cut_if_possible, emit_only_inside
 from caffe2_recurrent.rewriting.rows import FEATURES
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.rewriting.widths import width
+from caffe2_recurrent.rewriting.step_shapes import shapes_before
 from caffe2_recurrent.sizes import Sizes
 
 UNIT, UNIT_GRADIENT = "GRUUnit", "GRUUnitGradient"
@@ -99,12 +99,12 @@ class GRUUnits(Rule):
         return why_no_mask(loop, unit.lengths, unit.timestep, sizes)
 
     def loss(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
-        size, batch = _size(loop, sizes, site.where), sizes.batch(loop)
-        if (size or 0) * (batch or 1) >= FEWEST_ELEMENTS:
-            return None
-        if size is None or batch is None:
+        elements = _elements(loop, sizes, site.where)
+        if elements is None:
             return "the size of a state is not known, and GRUUnit is faster for a small one; give shapes"
-        return "with {} elements in a state GRUUnit is faster".format(size * batch)
+        if elements < FEWEST_ELEMENTS:
+            return "with {} elements in a state GRUUnit is faster".format(elements)
+        return None
 
     def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
         operator = loop.operators[site.where]
@@ -143,7 +143,13 @@ def _unit(operator: caffe2_pb2.OperatorDef) -> Unit:
 
 def _size(loop: Loop, sizes: Sizes, position: int) -> Optional[int]:
     """D of the GRUUnit at `position`, if it is known."""
-    return width(loop, sizes, _unit(loop.operators[position]).hidden_prev, position)
+    return _width(loop, sizes, position, _unit(loop.operators[position]).hidden_prev)
+
+
+def _width(loop: Loop, sizes: Sizes, position: int, blob: str) -> Optional[int]:
+    """How many columns `blob` has where the operator at `position` sees it, if it is known."""
+    shape = shapes_before(loop, sizes, loop.operators, position).get(blob)
+    return shape[-1] if shape else None
 
 
 def _elements(loop: Loop, sizes: Sizes, position: int) -> Optional[int]:
@@ -174,7 +180,7 @@ def _joining(loop: Loop, sizes: Sizes, position: int) -> Optional[caffe2_pb2.Ope
     size = _size(loop, sizes, position)
     if joining is None or size is None:
         return None
-    return joining if all(width(loop, sizes, part, position) == size for part in joining.input) else None
+    return joining if all(_width(loop, sizes, position, part) == size for part in joining.input) else None
 
 
 def _concat(operators: Operators, gates: str, before: int) -> Optional[caffe2_pb2.OperatorDef]:
