@@ -182,7 +182,8 @@ def test_a_wrong_product_is_seen(kind, position, blob, monkeypatch):
     expected = Net().values()
     made = Net(change=lambda net: net.AddExternalInput("other"))
     workspace.FeedBlob("other", np.ones((T, N, 4), dtype=np.float32))
-    assert optimize(made.net, [RULE], even_if_slower=True).total == 2
+    # A trial would trip over what is not there.
+    assert optimize(made.net, [RULE], even_if_slower=True, trials=False).total == 2
     with pytest.raises(AssertionError, match="output 0" if kind == PRODUCT else "gradient of [wbx]"):
         support.assert_same(made.values(), expected)
 
@@ -233,7 +234,7 @@ def test_a_loss_where_a_trial_finds_one(as_it_is, faster, monkeypatch):
 
 @pytest.mark.parametrize("rows, tried", [(64000, 6675), (700, 700), (6675, 6675)])
 def test_a_trial_of_many_rows_is_made_with_fewer(rows, tried, monkeypatch):
-    monkeypatch.setattr(products_over_steps, "_tried", lambda size: {None: Seconds(0.0, float(size.rows))})
+    monkeypatch.setattr(products_over_steps, "_tried", lambda size, _: {None: Seconds(0.0, float(size.rows))})
     assert products_over_steps.seconds(Size(GRADIENT, rows, 512, 2048, 3), None) == tried
 
 

@@ -1,7 +1,7 @@
 """Products over all steps, outside of the loop, by oneDNN, where that is faster than MKL's; it is tried out."""
 
 import functools
-from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence
+from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from caffe2.proto import caffe2_pb2
 
@@ -122,14 +122,14 @@ def fastest(size: Size) -> Layout:
 def seconds(size: Size, layout: Optional[Layout]) -> float:
     """The time of such a product by itself: in a layout of oneDNN's, or by MKL if that is None."""
     rows = trial.rows_to_try(size.rows, size.inner, size.outer, ENOUGH)
-    found: Dict[Optional[Layout], Seconds] = _tried(size._replace(rows=rows))
+    safe = tuple(_safe(size.kind, size.inner, size.outer))
+    found: Dict[Optional[Layout], Seconds] = _tried(size._replace(rows=rows), safe)
     return found[layout].step
 
 
 @trial.remembered
-def _tried(size: Size) -> Dict[Optional[Layout], Seconds]:
-    ways = [None, *_safe(size.kind, size.inner, size.outer)]
-    return trial.in_turn({layout: functools.partial(_subject, size, layout) for layout in ways})
+def _tried(size: Size, safe: Tuple[Layout, ...]) -> Dict[Optional[Layout], Seconds]:
+    return trial.in_turn({layout: functools.partial(_subject, size, layout) for layout in (None, *safe)})
 
 
 def _subject(size: Size, layout: Optional[Layout]) -> Subject:
