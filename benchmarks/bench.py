@@ -18,6 +18,9 @@ For each cell, shape, pass and number of threads this times in turn and in one p
 having made sure that all compute the same. Three more sections measure growth with the number of steps (--growth), peak
 memory (--memory), and what memory_optimization costs (--recompute); without any of the four, all are measured.
 
+oneDNN runs what it has planned with the number of threads that there was then: where several numbers are measured, what
+is oneDNN's has the first one. Give --threads a single number to have it right.
+
 The numbers go to results.json beside the document, which is made from them alone, as is the plot. Sections that are not
 measured stay what they were. The exit status is 1 if any candidate failed.
 """
