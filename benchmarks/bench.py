@@ -6,7 +6,8 @@
     python benchmarks/bench.py --other new=/path/to/python --other ort=/path/to/python:onnxruntime
     python benchmarks/bench.py --redraw
 
-For each cell, shape, pass and number of threads this times in turn and in one process, best and median of the rounds,
+Each number of threads has a process of its own. For each cell, shape and pass it times in turn, best and median of the
+rounds,
 
     stock Caffe2    the builder of caffe2.python, RNN executor on and off, the better of the two
     ours            caffe2_recurrent's, likewise
@@ -18,16 +19,16 @@ For each cell, shape, pass and number of threads this times in turn and in one p
 having made sure that all compute the same. Three more sections measure growth with the number of steps (--growth), peak
 memory (--memory), and what memory_optimization costs (--recompute); without any of the four, all are measured.
 
-oneDNN runs what it has planned with the number of threads that there was then: where several numbers are measured, what
-is oneDNN's has the first one. Give --threads a single number to have it right.
-
 The numbers go to results.json beside the document, which is made from them alone, as is the plot. Sections that are not
 measured stay what they were. The exit status is 1 if any candidate failed.
 """
 
 import argparse
+import concurrent.futures
 import contextlib
+import itertools
 import json
+import multiprocessing
 import os
 import re
 import sys
@@ -66,6 +67,8 @@ QUICK_GROWTH = (25, 50, 100)
 
 OUTPUT = Path(__file__).resolve().parent / "RESULTS.md"
 SECTIONS = ("times", "growth", "memory", "recompute")
+# Measured with each number of threads.
+BY_THREADS = ("times", "recompute")
 
 Results = Dict[str, Any]
 
@@ -189,6 +192,34 @@ def collect(options: argparse.Namespace, keep: Callable[[Results], object] = lam
 
 
 def _measured(section: str, settled: sections.Plan, others: Sequence[Other]) -> Results:
+    """Each of several numbers of threads in a process of its own: oneDNN runs what it has planned with that of then."""
+    if section not in BY_THREADS or len(settled.threads) == 1:
+        return _section(section, settled, others)
+    parts = [_apart(section, settled._replace(threads=[threads]), others) for threads in settled.threads]
+    return dict(parts[0], records=_by_shape([part["records"] for part in parts]))
+
+
+def _apart(section: str, settled: sections.Plan, others: Sequence[Other]) -> Results:
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context, initializer=_initialize) as process:
+        return process.submit(_section, section, settled, others).result()
+
+
+def _by_shape(parts: Sequence[Sequence[sections.Record]]) -> List[sections.Record]:
+    """The records of all parts, those of a cell and a shape beside each other."""
+    order = {key: index for index, key in enumerate(map(_cell_and_shape, parts[0]))}
+    return sorted(itertools.chain(*parts), key=lambda record: order[_cell_and_shape(record)])
+
+
+def _cell_and_shape(record: sections.Record) -> Tuple[Optional[str], str]:
+    return record.get("cell"), record["shape"]
+
+
+def _initialize() -> None:
+    workspace.GlobalInit(["bench", "--caffe2_log_level=3"])
+
+
+def _section(section: str, settled: sections.Plan, others: Sequence[Other]) -> Results:
     if section == "times":
         with contextlib.ExitStack() as stack:
             opened = [stack.enter_context(Interpreter(other)) for other in others]
@@ -299,7 +330,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     if options.redraw:
         write(earlier, options.output)
         return 0
-    workspace.GlobalInit(["bench", "--caffe2_log_level=3"])
+    _initialize()
     if options.no_write:
         results = collect(options)
         print(reporting.document(results))

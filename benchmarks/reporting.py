@@ -167,13 +167,13 @@ def _title(results: Results) -> str:
 
 def _introduction(results: Results) -> str:
     return (
-        "Written by `make bench`. All candidates of a row are timed in turn in one process, other interpreters turn\n"
-        "by turn in their own; who is fast runs off the clock first. The number of threads is set as Caffe2's\n"
-        "`GlobalInit` sets it: MKL may use fewer where there is little to do. T steps, N sequences, I numbers in an\n"
-        "input element, D in a state. *Training* is forward and backward to all parameters and the input, for a\n"
-        "constant gradient of the output; *forward* is a net without a backward step. Of Caffe2's nets the time is\n"
-        "that with the RNN executor on or off, whichever is less. *Products alone* is the sum of the pass's matrix\n"
-        "products, each in its fastest layout: the limit."
+        "Written by `make bench`. Each number of threads has a process of its own, in which all candidates of a row\n"
+        "are timed in turn, other interpreters turn by turn in theirs; who is fast runs off the clock first. Threads\n"
+        "are set as Caffe2's `GlobalInit` sets them: MKL may use fewer where there is little to do. T steps, N\n"
+        "sequences, I numbers in an input element, D in a state. *Training* is forward and backward to all\n"
+        "parameters and the input, for a constant gradient of the output; *forward* is a net without a backward\n"
+        "step. Of Caffe2's nets the time is that with the RNN executor on or off, whichever is less. *Products\n"
+        "alone* is the sum of the pass's matrix products, each in its fastest layout: the limit."
     )
 
 

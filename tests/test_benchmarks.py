@@ -9,6 +9,7 @@ import gc
 import io
 import json
 import math
+import os
 import platform
 import re
 import sys
@@ -799,6 +800,31 @@ def test_a_tiny_run_times_all_candidates(request):
         for variants in entry["seconds"].values():
             assert all(seconds > 0 for rounds in variants.values() for seconds in rounds)
     assert workspace.CurrentWorkspace() == "default"
+
+
+def processes(section, plan, others):
+    """In the place of a section: a record for each cell and shape, with the process that it is from."""
+    records = [
+        {"cell": cell, "shape": str(shape), "threads": threads, "process": os.getpid()}
+        for cell, shapes in plan.cells.items()
+        for shape in shapes
+        for threads in plan.threads
+    ]
+    return {"others": [section, *others], "records": records}
+
+
+def test_each_number_of_threads_has_a_process_of_its_own(monkeypatch):
+    monkeypatch.setattr(bench, "_section", processes)
+    cells = {"LSTM": [SMALL, Shape(2, 1, 3, 4)], "GRU": [SMALL]}
+    plan = sections.Plan(1, 0.0, [2, 1], cells, [], [], [])
+    found = bench._measured("times", plan, ["another"])
+    assert found["others"] == ["times", "another"]
+    places = [(record["cell"], record["shape"], record["threads"]) for record in found["records"]]
+    assert places == [(cell, str(shape), threads) for cell in cells for shape in cells[cell] for threads in (2, 1)]
+    by_threads = {(record["threads"], record["process"]) for record in found["records"]}
+    assert len(by_threads) == 2 and len({process for _, process in by_threads} | {os.getpid()}) == 3
+    for section, here in (("times", plan._replace(threads=[2])), ("memory", plan)):
+        assert {record["process"] for record in bench._measured(section, here, [])["records"]} == {os.getpid()}
 
 
 @pytest.mark.usefixtures("without_executor")
