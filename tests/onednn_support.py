@@ -16,11 +16,13 @@ from cells import CELLS
 FROM = onednn.FROM
 # What a step runs there in the place of a product.
 THERE = {onednn.INNER_PRODUCT: ["Scale", "FC", FROM], onednn.CONVOLUTION: ["ResizeLike", "Conv", FROM]}
+# Likewise, if it is added to something.
+ADDED_THERE = {way: [*there[:-1], "Add"] if onednn.adds(way) else there for way, there in THERE.items()}
 
 
 def force(monkeypatch, way):
     """Have products of steps done in one way, without a trial."""
-    monkeypatch.setattr(packed_products, "_fastest", lambda kind, product, steps: way)
+    monkeypatch.setattr(packed_products, "_fastest", lambda kind, product, steps, is_added: way)
 
 
 def make_up(monkeypatch, as_it_is, transposed=None, **ways):

@@ -93,15 +93,29 @@ def test_a_linked_output(forward_only):
     assert "Tanh" in kinds(net)
 
 
-def chained():
+def chained(before, **options):
     """In place after another operator in place."""
     make = Maker()
     x, h = make.sequence(), make.state()
     u = make.fc(h, "u")
-    make.cell.Sum([u, x], [u])
+    before(make, u, x)
     make.cell.Tanh(u, [u])
     make.link(h, make.cell.Negative(u, "h_t"))
-    return make.done(forward_only=True)
+    return make.done(**options)
+
+
+@pytest.mark.parametrize("forward_only", [False, True], ids=["training", "forward"])
+@pytest.mark.parametrize("executor", [False, True], ids=["plain", "executor"])
+def test_in_place_after_a_sum_in_place(forward_only, executor):
+    step = chained(lambda make, u, x: make.cell.Sum([u, x], [u]), forward_only=forward_only)
+    report, net = assert_right(step, executor=executor)
+    assert [rewrite.what for rewrite in report.rewrites] == ["Tanh -> 'u'"]
+    assert "Tanh" not in kinds(net)
+
+
+def limited():
+    """In place after another one that is not known to do as well elsewhere."""
+    return chained(lambda make, u, x: make.cell.Sqr([u], [u]), forward_only=True)
 
 
 def read_before():
@@ -115,7 +129,7 @@ def read_before():
     return make.done(forward_only=True)
 
 
-@pytest.mark.parametrize("make", [chained, read_before], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [limited, read_before], ids=lambda make: make.__name__)
 def test_in_place_where_the_blob_is_needed(make):
     report, _ = assert_right(make())
     assert (report.total, reasons(report)) == (0, ["it works in place, and something else needs 'u' from before"])

@@ -73,6 +73,33 @@ def ways() -> Tuple[str, ...]:
     return WAYS
 
 
+def adds(way: str) -> bool:
+    """Whether products of this way can be added to something where they are, with a result for the CPU."""
+    return way == INNER_PRODUCT and _adds()
+
+
+@functools.lru_cache(maxsize=None)
+def _adds() -> bool:
+    net = caffe2_pb2.NetDef(name="sum", external_input=["addend", "row"])
+    net.op.extend(
+        [
+            on_onednn(new_operator(TO, ["row"], ["product"], caffe2_pb2.OperatorDef())),
+            on_onednn(new_operator("Add", ["addend", "product"], ["sum"], caffe2_pb2.OperatorDef())),
+            # Of the CPU.
+            new_operator("Copy", ["sum"], ["result"], caffe2_pb2.OperatorDef()),
+        ]
+    )
+    with scratch_workspace(WORKSPACE):
+        workspace.FeedBlob("addend", np.ones((1, 2, 3), dtype=np.float32))
+        workspace.FeedBlob("row", np.ones((2, 3), dtype=np.float32))
+        try:
+            workspace.CreateNet(net)
+            workspace.RunNet(net.name)
+        except RuntimeError:
+            return False
+        return workspace.FetchBlob("result").shape == (1, 2, 3)
+
+
 def on_onednn(operator: caffe2_pb2.OperatorDef) -> caffe2_pb2.OperatorDef:
     """The operator, as one of oneDNN."""
     operator.device_option.device_type = caffe2_pb2.IDEEP
@@ -128,10 +155,11 @@ def _filled(blob: str, loop: Loop, kind: int, value: Any, shape: List[int]) -> c
 
 
 class Product(NamedTuple):
-    """The blobs of `Y = X W + b` in a step: X `[1, N, K]`, Y `[1, N, M]`; b `[M]` or None.
+    """The blobs of `Y = X W + b + a` in a step: X `[1, N, K]`, Y and a `[1, N, M]`, b `[M]`; a and b may be None.
 
     `columns` is W stored as `[K, M]`, `rows` W stored as `[M, K]`; one of the two is None. `batch` is N, if known.
     `sigmoid` is the blob of sigmoid(Y), if Y is wanted for nothing else, and the sigmoid is to be taken there too.
+    There is an addend only where the way to have the product `adds`.
     """
 
     input: str
@@ -143,6 +171,7 @@ class Product(NamedTuple):
     inner: int
     outer: int
     sigmoid: Optional[str] = None
+    addend: Optional[str] = None
 
 
 def emit(way: str, loop: Loop, product: Product, beside: caffe2_pb2.OperatorDef) -> Emitter:
@@ -206,6 +235,9 @@ def _emit_inner_product(emitter: Emitter, loop: Loop, product: Product) -> None:
     laid_out = _by_the_cpu(emitter, "Scale", [product.input], "input", scale=1.0)
     multiplied = emitter.blob("multiplied")
     add(emitter, "FC", [laid_out, *inputs], [multiplied], axis=FEATURES, training_mode=1)
+    if product.addend is not None:
+        add(emitter, "Add", [product.addend, multiplied], [product.output])
+        return
     result = product.output
     if product.sigmoid is not None:
         result = product.sigmoid

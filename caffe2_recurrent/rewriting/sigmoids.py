@@ -1,23 +1,21 @@
 """Sigmoids of products that oneDNN makes, taken while the product is there; whether that is faster is tried out."""
 
 import functools
-from typing import Dict, List, Optional
+from typing import Dict, Optional
 
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operators import as_bytes, is_on_onednn
-from caffe2_recurrent.rewriting import dataflow, onednn, trial
-from caffe2_recurrent.rewriting.addends import is_needed
+from caffe2_recurrent.rewriting import onednn, trial
 from caffe2_recurrent.rewriting.emit import is_aten
 from caffe2_recurrent.rewriting.onednn import Product
+from caffe2_recurrent.rewriting.sole_readers import Operators, drop_reader, sole_reader
 from caffe2_recurrent.rewriting.subjects import Seconds, Subject
 
 SIGMOID = "Sigmoid"
 # Columns of the rows in a trial: few, so that it is not the product that is timed.
 INNER = 16
-
-Operators = List[caffe2_pb2.OperatorDef]
 
 
 def with_sigmoid(way: str, loop: Loop, operators: Operators, position: int, product: Product) -> Product:
@@ -30,30 +28,17 @@ def with_sigmoid(way: str, loop: Loop, operators: Operators, position: int, prod
         return product
     if not _is_faster_there(way, operators[found], product.batch, product.outer):
         return product
-    sigmoid = operators.pop(found).output[0]
-    if sigmoid != product.output and dataflow.writers(operators, product.output) == [position]:
-        loop.shared[:] = [blob for blob in loop.shared if blob != product.output]
+    (sigmoid,) = drop_reader(loop, operators, position, found).output
     return product._replace(sigmoid=sigmoid)
 
 
 def sigmoid_of(loop: Loop, operators: Operators, position: int) -> Optional[int]:
     """Where the sigmoid of the result at `position` is taken, if that is all that happens to it."""
-    result = operators[position].output[0]
-    reading = dataflow.readers(operators, result, position)
-    if operators is not loop.operators or len(reading) != 1:
+    found = sole_reader(loop, operators, position)
+    if found is None or is_on_onednn(operators[found]):
         return None
-    (found,) = reading
-    operator = operators[found]
-    if not (operator.type == SIGMOID or is_aten(operator, "sigmoid")) or is_on_onednn(operator):
-        return None
-    sigmoid = operator.output[0]
-    if sigmoid != result and is_needed(loop, result):
-        return None
-    # It is there sooner than it was.
-    between = operators[position + 1 : found]
-    if any(sigmoid in (*other.input, *other.output) for other in between):
-        return None
-    return found
+    is_sigmoid = operators[found].type == SIGMOID or is_aten(operators[found], "sigmoid")
+    return found if is_sigmoid else None
 
 
 def _is_faster_there(way: str, operator: caffe2_pb2.OperatorDef, rows: int, columns: int) -> bool:

@@ -23,7 +23,10 @@ ROWS, COLUMNS, TRANSPOSED_ROWS = "rows", "columns", "transposed rows"
 
 
 class Size(NamedTuple):
-    """`rows` rows of `inner` numbers, by the operator `kind`, to rows of `outer`; weights `[outer, inner]` or not."""
+    """`rows` rows of `inner` numbers, by the operator `kind`, to rows of `outer`; weights `[outer, inner]` or not.
+
+    Where it `is_added`, a Sum with something else belongs to it.
+    """
 
     kind: str
     rows: int
@@ -31,12 +34,13 @@ class Size(NamedTuple):
     outer: int
     has_bias: bool
     in_rows: bool
+    is_added: bool = False
 
     @classmethod
-    def of(cls, kind: str, product: onednn.Product) -> "Size":
+    def of(cls, kind: str, product: onednn.Product, is_added: bool = False) -> "Size":
         assert product.batch is not None
         has_bias, in_rows = product.bias is not None, product.rows is not None
-        return cls(kind, product.batch, product.inner, product.outer, has_bias, in_rows)
+        return cls(kind, product.batch, product.inner, product.outer, has_bias, in_rows, is_added)
 
 
 def is_with_weights(loop: Loop, operator: caffe2_pb2.OperatorDef) -> bool:
@@ -141,11 +145,18 @@ def _subject(size: Size, way: str) -> Subject:
     operator = caffe2_pb2.OperatorDef(type=size.kind, input=list(shapes), output=["y"])
     multiplication = {"broadcast": 1, "trans_b": int(size.in_rows)}
     set_arguments(operator, multiplication if size.kind == MULTIPLICATION else {"axis": FEATURES})
+    adding = []
+    if size.is_added:
+        shapes["a"] = (1, size.rows, size.outer)
+        adding.append(caffe2_pb2.OperatorDef(type="Sum", input=["y", "a"], output=["y"]))
     if way == AS_IT_IS:
-        return Subject([operator], shapes)
+        return Subject([operator, *adding], shapes)
     loop = trial.lone_loop(shapes)
     if way == TRANSPOSED:
         operator.type, operator.input[1] = TRANSPOSED, loop.add_before("Transpose", ["w"], "w_transposed")
-        return Subject([operator], shapes, loop.before)
-    emitter = onednn.emit(way, loop, read_product(loop, operator, Sizes(shapes), size.rows), operator)
-    return Subject(emitter.operators, shapes, loop.before)
+        return Subject([operator, *adding], shapes, loop.before)
+    product = read_product(loop, operator, Sizes(shapes), size.rows)
+    if size.is_added and onednn.adds(way):
+        product, adding = product._replace(addend="a"), []
+    emitter = onednn.emit(way, loop, product, operator)
+    return Subject([*emitter.operators, *adding], shapes, loop.before)

@@ -9,6 +9,7 @@ from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operators import is_on_onednn, new_operator
 from caffe2_recurrent.rewriting import dataflow, vectorised
 from caffe2_recurrent.rewriting.emit import ATEN, aten_is_missing
+from caffe2_recurrent.rewriting.rows import BINARY, ELEMENTWISE
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.step_shapes import shapes_before
 from caffe2_recurrent.sizes import Sizes
@@ -59,7 +60,8 @@ class Activations(Rule):
             own = loop.new_blob(output + "_before")
             writing = _writer(operators, position)
             assert writing is not None
-            dataflow.rename(operators[writing], output, own)
+            made = operators[writing].output
+            made[list(made).index(output)] = own
             operator.input[0] = own
             if loop.gradient is not None:
                 loop.shared.append(own)
@@ -68,9 +70,9 @@ class Activations(Rule):
 
 
 def _writer(operators: List[caffe2_pb2.OperatorDef], position: int) -> Optional[int]:
-    """The operator that writes what the one at `position` reads, if nothing else reads it and it does not itself."""
+    """The operator that writes what the one at `position` reads, if nothing else reads it, and may do so elsewhere."""
     blob = operators[position].input[0]
     writing = dataflow.writer(operators, blob, position)
-    if writing is None or blob in operators[writing].input:
+    if writing is None or (blob in operators[writing].input and operators[writing].type not in ELEMENTWISE | BINARY):
         return None
     return writing if dataflow.readers(operators, blob, writing) == [position] else None

@@ -9,6 +9,7 @@ from caffe2_recurrent.rewriting.rows import with_rows
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.sigmoids import with_sigmoid
 from caffe2_recurrent.rewriting.step_products import AS_IT_IS, GAIN, Size, seconds_of_step
+from caffe2_recurrent.rewriting.sums import sum_of, with_sum
 from caffe2_recurrent.sizes import Sizes
 
 
@@ -18,9 +19,10 @@ class PackedProducts(Rule):
     =>  before the loop: W laid out for oneDNN
         step: X copied to oneDNN's memory, the product there, Y copied back
 
-    If all that the step wants of Y is its sigmoid, that is taken there too where it is faster. FCTransposed, and
-    BatchMatMul with weights, likewise; in both steps. W must be the same in all steps, and X `[1, N, K]`. Two ways to
-    have the product are tried at the sizes given, and the faster one is taken. The RNN executor goes off.
+    If all that the step wants of Y is its sigmoid, that is taken there too where it is faster; if it is its sum with
+    another blob, an inner product is added there, and Y not copied back. FCTransposed, and BatchMatMul with weights,
+    likewise; in both steps. W must be the same in all steps, and X `[1, N, K]`. Two ways to have the product are tried
+    at the sizes given, and the faster one is taken. The RNN executor goes off.
     """
 
     name = "packed_products"
@@ -60,8 +62,9 @@ class PackedProducts(Rule):
         product = step_products.read_product(loop, operator, sizes, sizes.batch(loop))
         if product.batch is None:
             return "the batch size is not known; give shapes"
-        size, steps = Size.of(operator.type, product), sizes.steps(loop)
-        way = _fastest(operator.type, product, steps)
+        is_added = sum_of(loop, operators, position) is not None
+        size, steps = Size.of(operator.type, product, is_added), sizes.steps(loop)
+        way = _fastest(operator.type, product, steps, is_added)
         if GAIN * seconds_of_step(size, way, steps) > seconds_of_step(size, AS_IT_IS, None):
             return "for [{0.rows}, {0.inner}] x [{0.inner}, {0.outer}] oneDNN is not faster".format(size)
         return None
@@ -70,8 +73,9 @@ class PackedProducts(Rule):
         operators, position = site.where
         operator = operators[position]
         product = step_products.read_product(loop, operator, sizes, sizes.batch(loop))
-        way = _fastest(operator.type, product, sizes.steps(loop))
-        product = with_sigmoid(way, loop, operators, position, product)
+        is_added = sum_of(loop, operators, position) is not None
+        way = _fastest(operator.type, product, sizes.steps(loop), is_added)
+        product = with_sum(way, loop, operators, position, with_sigmoid(way, loop, operators, position, product))
         emitter = onednn.emit(way, loop, product, operator)
         operators[position : position + 1] = emitter.operators
         # The steps share oneDNN's tensors, which nothing else can look at; backward steps do with what they write.
@@ -85,9 +89,9 @@ def _ways(product: onednn.Product) -> List[str]:
     return [way for way in onednn.ways() if separate_rows.in_steps(way, product.inner, product.outer)]
 
 
-def _fastest(kind: str, product: onednn.Product, steps: Optional[int]) -> str:
+def _fastest(kind: str, product: onednn.Product, steps: Optional[int], is_added: bool) -> str:
     """The way to take; without a trial if the batch size is not known."""
     if product.batch is None:
         return _ways(product)[0]
-    size = Size.of(kind, product)
+    size = Size.of(kind, product, is_added)
     return min(_ways(product), key=lambda way: seconds_of_step(size, way, steps))
