@@ -7,6 +7,8 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import workspace
 
 import comparing
+import rewriting_support as support
+from caffe2_recurrent import recurrent_net
 from caffe2_recurrent.operators import is_on_onednn
 from caffe2_recurrent.rewriting import onednn, step_products
 from caffe2_recurrent.rewriting.rules import packed_products
@@ -72,6 +74,19 @@ def on_onednn(operators):
 def assert_placed(net):
     """The outer net itself runs no operator of oneDNN's, which it would crash on with some types of nets."""
     assert on_onednn(proto_of(net).op) == []
+
+
+def outputs_and_step(step, rules, **options):
+    """Outputs and gradients of the loop, optimised if there are rules, and its step."""
+    net = []
+
+    def rewrite(finished):
+        net.append(finished)
+        if rules:
+            support.Optimised(rules)(finished)
+
+    found = comparing.run(recurrent_net, step, executor=False, rewrite=rewrite, **options)
+    return found, list(support.step(net[0]).op)
 
 
 @contextlib.contextmanager

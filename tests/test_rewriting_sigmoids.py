@@ -11,7 +11,7 @@ from caffe2_recurrent.operators import as_bytes, new_operator
 from caffe2_recurrent.rewriting import onednn, separate_rows, sigmoids
 from caffe2_recurrent.rewriting.onednn import Product
 from caffe2_recurrent.rewriting.subjects import Seconds
-from onednn_support import FROM, THERE, force, leaving_no_trace, on_onednn
+from onednn_support import FROM, THERE, force, leaving_no_trace, on_onednn, outputs_and_step
 from step_nets import D, Maker, N, T
 from test_rewriting_rules import loop_of, made
 
@@ -79,19 +79,6 @@ def step_net(taken, has_bias, **options):
         u = make.cell.BatchMatMul([h, make.reference("u_w", D, D)], "u", broadcast=1)
     make.link(h, taken(make, u, x, h))
     return make.done(**options)
-
-
-def outputs_and_step(step, rules, **options):
-    """Outputs and gradients of the loop, optimised if there are rules, and its step."""
-    net = []
-
-    def rewrite(finished):
-        net.append(finished)
-        if rules:
-            support.Optimised(rules)(finished)
-
-    found = comparing.run(recurrent_net, step, executor=False, rewrite=rewrite, **options)
-    return found, list(support.step(net[0]).op)
 
 
 def assert_taken_there(step, way, **options):
@@ -182,26 +169,11 @@ def read_loop(taken, has_bias, **options):
     return loop_of(net)
 
 
-def found_in(loop, operators=None):
-    return sigmoids.sigmoid_of(loop, loop.operators if operators is None else operators, 0)
+def found_in(loop):
+    return sigmoids.sigmoid_of(loop, loop.operators, 0)
 
 
 def plants():
-    def exported(loop):
-        loop.net.external_output.append("u")
-
-    def linked_product(loop):
-        loop.links.append(loop.links[0]._replace(inner="u", outer="others"))
-
-    def read_backward(loop):
-        loop.gradient.operators.append(made("Tanh", ["u"], ["again"]))
-
-    def sigmoid_written_before(loop):
-        loop.operators.insert(1, made("Tanh", ["h_prev"], ["s"]))
-
-    def sigmoid_read_before(loop):
-        loop.operators.insert(1, made("Tanh", ["s"], ["again"]))
-
     def another_operator(loop):
         loop.operators[1].type = "Tanh"
 
@@ -210,6 +182,9 @@ def plants():
 
     def there_already(loop):
         onednn.on_onednn(loop.operators[1])
+
+    def no_sole_reader(loop):
+        loop.net.external_output.append("u")
 
     return [value for value in locals().values() if callable(value)]
 
@@ -220,12 +195,6 @@ def test_sigmoids_that_must_stay(plant):
     assert found_in(loop) == 1
     plant(loop)
     assert found_in(loop) is None
-
-
-def test_sigmoids_of_the_backward_step_stay():
-    """It is not known there who needs a product."""
-    loop = read_loop(gate, True)
-    assert found_in(loop, list(loop.operators)) is None
 
 
 @pytest.mark.parametrize("taken, shared", [(gate, ["s"]), (in_place, ["u"])], ids=["gone", "still there"])

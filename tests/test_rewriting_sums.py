@@ -8,9 +8,9 @@ import rewriting_support as support
 from caffe2_recurrent import recurrent_net
 from caffe2_recurrent.rewriting import onednn, separate_rows, sums
 from caffe2_recurrent.rewriting.onednn import Product
-from onednn_support import ADDED_THERE, FROM, THERE, force, on_onednn
+from onednn_support import ADDED_THERE, FROM, THERE, force, on_onednn, outputs_and_step
 from step_nets import D, Maker
-from test_rewriting_rules import loop_of, made
+from test_rewriting_rules import loop_of
 
 RULE = "packed_products"
 WAYS = [way for way in onednn.ways() if separate_rows.in_steps(way, D, D)]
@@ -68,22 +68,9 @@ def step_net(added, **options):
     return make.done(**options)
 
 
-def run(step, rules, **options):
-    """Outputs and gradients of the loop, optimised if there are rules, and its step."""
-    net = []
-
-    def rewrite(finished):
-        net.append(finished)
-        if rules:
-            support.Optimised(rules)(finished)
-
-    found = comparing.run(recurrent_net, step, executor=False, rewrite=rewrite, **options)
-    return found, list(support.step(net[0]).op)
-
-
 def assert_there(step, there, rules=(RULE,)):
     """With the values of the numpy loop; gives the operators of the step."""
-    (outputs, gradients), operators = run(step, rules)
+    (outputs, gradients), operators = outputs_and_step(step, rules)
     comparing.assert_outputs_and_gradients(step, outputs, gradients)
     assert on_onednn(operators) == there
     return operators
@@ -168,52 +155,32 @@ def test_blobs_that_all_steps_share():
 
 
 def plants():
-    def exported(loop):
-        loop.net.external_output.append("u")
-
-    def linked_product(loop):
-        loop.links.append(loop.links[0]._replace(inner="u", outer="others"))
-
-    def read_backward(loop):
-        loop.gradient.operators.append(made("Tanh", ["u"], ["again"]))
-
-    def written_before(loop):
-        loop.operators.insert(1, made("Tanh", ["h_prev"], ["total"]))
-
-    def addend_written_before(loop):
-        loop.operators.insert(1, made("Tanh", ["h_prev"], ["x_t"]))
-
     def another_operator(loop):
         loop.operators[1].type = "Mul"
 
     def there_already(loop):
         onednn.on_onednn(loop.operators[1])
 
+    def no_sole_reader(loop):
+        loop.net.external_output.append("u")
+
     return [value for value in locals().values() if callable(value)]
 
 
 @pytest.mark.parametrize("plant", plants(), ids=lambda plant: plant.__name__)
 def test_near_misses(plant):
-    net, outputs = comparing.build(recurrent_net, step_net(apart))
-    net.AddGradientOperators({outputs[0]: net.AddExternalInput("seed")})
-    loop = loop_of(net)
+    loop = loop_of(comparing.build(recurrent_net, step_net(apart, forward_only=True))[0])
     assert sums.sum_of(loop, loop.operators, 0) == 1
     plant(loop)
     assert sums.sum_of(loop, loop.operators, 0) is None
-
-
-def test_sums_of_the_backward_step_stay():
-    """It is not known there who needs a product."""
-    loop = loop_of(comparing.build(recurrent_net, step_net(apart, forward_only=True))[0])
-    assert sums.sum_of(loop, list(loop.operators), 0) is None
 
 
 def test_rows_that_are_no_numbers(way):
     step = step_net(apart, forward_only=True)
     value = step.outer["h_initial"]
     value[1] = np.resize([np.nan, np.inf, -np.inf, 0], D)
-    (expected, _), _ = run(step, [])
-    (found, _), operators = run(step, [RULE])
+    (expected, _), _ = outputs_and_step(step, [])
+    (found, _), operators = outputs_and_step(step, [RULE])
     assert on_onednn(operators) == ADDED_THERE[way]
     for ours, theirs in zip(found, expected):
         assert np.isnan(theirs[:, 1]).any() and np.isfinite(theirs[:, 0]).all()
