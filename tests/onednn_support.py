@@ -23,8 +23,12 @@ ADDED_THERE = {way: [*there[:-1], "Add"] if onednn.adds(way) else there for way,
 
 
 def force(monkeypatch, way):
-    """Have products of steps done in one way, without a trial."""
-    monkeypatch.setattr(packed_products, "_fastest", lambda kind, product, steps, is_added: way)
+    """Have products of steps done in one way, without a trial; those with several matrices in theirs."""
+
+    def fastest(kind, product, steps, is_added):
+        return way if product.parts == 1 else onednn.CONVOLUTION
+
+    monkeypatch.setattr(packed_products, "_fastest", fastest)
 
 
 def make_up(monkeypatch, as_it_is, transposed=None, **ways):

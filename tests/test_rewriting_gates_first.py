@@ -11,14 +11,14 @@ import test_rewriting_joined_sequence as joined
 import test_rewriting_sequence_bias as biases
 from caffe2_recurrent import LSTM, optimize
 from caffe2_recurrent.loop_reading import read_loops
-from caffe2_recurrent.rewriting import columns, trial
+from caffe2_recurrent.rewriting import columns, onednn, trial
 from caffe2_recurrent.rewriting.lstm_forms import FORMS, ByHalves, ByKind, ByTanh, make_form
 from caffe2_recurrent.rewriting.rules import RULES, gates_first, lstm_unit
 from caffe2_recurrent.rewriting.rules.gates_first import Size
 from caffe2_recurrent.rewriting.step_products import COLUMNS, ROWS, TRANSPOSED_ROWS
 from caffe2_recurrent.rewriting.subjects import Seconds
 from caffe2_recurrent.sizes import Sizes
-from onednn_support import leaving_no_trace
+from onednn_support import inner_nets, leaving_no_trace
 from step_nets import D, N, T
 from test_rewriting_onednn import with_other_weights
 from test_rewriting_rules import loop_of, made, reasons_in, set_argument, why
@@ -80,16 +80,22 @@ def splits(net):
 
 
 def assert_first(net):
-    """The step splits nothing; its product has one matrix for each part, as wide as the parts."""
+    """The step splits nothing; its product has one matrix for each part, as wide as the parts. How many, once it ran.
+
+    They may have been laid out for oneDNN.
+    """
     assert splits(net) == []
-    (product,) = [operator for operator in support.step(net).op if operator.type == "BatchMatMul"]
+    (product,) = [operator for operator in support.step(net).op if operator.type in ("BatchMatMul", "Conv")]
+    if product.type == "Conv":
+        (laying_out,) = [inner for where, inner in inner_nets(net) if product.input[0] in inner.external_output]
+        return next(support.argument(made, "shape").ints[0] for made in laying_out.op if made.type == "Reshape")
     assert [given.name for given in product.arg] == ["broadcast"]
     weights = writer(net, product.input[1])
     assert weights.type == "Transpose"
     # In place, where only the product has them.
     *_, shaping = [operator for operator in net.Proto().op if weights.input[0] in operator.output]
     assert shaping.type == "Reshape"
-    return product, weights
+    return workspace.FetchBlob(weights.output[0]).shape[0]
 
 
 def assert_kept(rules=ALONE, **options):
@@ -112,8 +118,7 @@ def assert_kept(rules=ALONE, **options):
 @ALONE_AND_ALL
 def test_steps(step, rules):
     net = assert_kept(rules, step=step).net
-    product, weights = assert_first(net)
-    assert workspace.FetchBlob(weights.output[0]).shape[0] == (3 if step in JOINED else 2)
+    assert assert_first(net) == (3 if step in JOINED else 2)
     assert (support.operator(net).input[0] == "x") == (step in JOINED)
     if step not in JOINED:
         # What is given stays as it is.
@@ -424,12 +429,13 @@ def test_columns_that_are_computed_again(monkeypatch):
     assert report.counts["lstm_unit"] == 1 and RULE in report.counts and report.counts[RULE] == 0
 
 
-def test_a_product_that_is_in_blocks_already():
-    """Then oneDNN has nothing to say about it either."""
+def test_a_product_that_has_been_split_already():
+    """Then it is no place any more, but one for oneDNN if it can have several matrices."""
     net = assert_kept(step=squashed).net
     report = optimize(net, even_if_slower=True, dry_run=True)
     assert reasons_in(report, RULE) == []
-    assert [reason for reason in reasons_in(report, "packed_products") if "laid out in another way" in reason]
+    refused = [reason for reason in reasons_in(report, "packed_products") if "are several matrices" in reason]
+    assert bool(refused) == (onednn.ways_of(2) == [])
 
 
 # The trial.

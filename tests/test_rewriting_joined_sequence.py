@@ -652,7 +652,7 @@ def test_both_ways_give_the_same(packed, sigmoid, layout, monkeypatch):
     else:
         make_up(monkeypatch, Seconds(0.0, 1.0))
     monkeypatch.setattr(products_over_steps, "seconds", lambda size, layout: 1.0)
-    monkeypatch.setattr(sigmoids, "_is_faster_there", lambda way, operator, rows, columns: True)
+    monkeypatch.setattr(sigmoids, "_is_faster_there", lambda *_: True)
     size = Size(5, 3, 8, 4, 16, layout, SIGMOIDS[sigmoid])
     (before_apart, apart), expected = form_of(size, False)
     (before_joined, joined), found = form_of(size, True)

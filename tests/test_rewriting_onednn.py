@@ -134,7 +134,7 @@ def test_it_fires_where_a_trial_finds_it_faster(monkeypatch):
 
 def test_a_batch_size_that_is_not_known(monkeypatch):
     """Nothing can be tried; values stay whatever it is."""
-    monkeypatch.setattr(separate_rows, "in_steps", lambda way, inner, outer: way in SAFE)
+    monkeypatch.setattr(separate_rows, "in_steps", lambda way, *_: way in SAFE)
     model, blobs = support.lstm(gradients=False, forward_only=True)
     expected = support.run(model, blobs)
     for blob in ("x", "h0", "c0"):

@@ -31,7 +31,7 @@ def test_rows_that_change_each_other_are_found(share):
         return with_a_neighbour(loop, operator, rows, share)
 
     with leaving_no_trace():
-        assert not separate_rows._stay_apart(operators, 3, 4)
+        assert not separate_rows._stay_apart(operators, (4, 3))
 
 
 def test_rows_that_stay_apart():
@@ -40,26 +40,50 @@ def test_rows_that_stay_apart():
         return [operator]
 
     with leaving_no_trace():
-        assert separate_rows._stay_apart(operators, 3, 4)
+        assert separate_rows._stay_apart(operators, (4, 3))
 
 
-@pytest.mark.parametrize("way", onednn.ways())
+@pytest.mark.parametrize("way, parts", [(way, parts) for parts in (1, 3) for way in onednn.ways_of(parts)])
 @pytest.mark.parametrize("inner, outer", [(1, 4), (3, 16), (16, 16), (100, 33)])
-def test_what_is_said_of_steps_is_so(way, inner, outer):
+def test_what_is_said_of_steps_is_so(way, parts, inner, outer):
     """With other numbers of rows and other weights than it was tried with."""
-    if not separate_rows.in_steps(way, inner, outer):
+    if not separate_rows.in_steps(way, inner, outer, parts):
         return
     random = np.random.RandomState(0)
     for rows in (4, 7, 16):
         x = random.uniform(-1, 1, (1, rows, inner)).astype(np.float32)
         x[:, 1::3] = [[[np.inf]]]
-        values = {"x": x, "w": random.uniform(-1, 1, (outer, inner)).astype(np.float32), "b": np.ones(outer, "f")}
+        weights = random.uniform(-1, 1, (parts, outer, inner)).astype(np.float32)
+        values = {"x": x, "w": weights if parts > 1 else weights[0], "b": np.ones(outer, "f")}
         loop = trial.lone_loop(["x", "w", "b", "y"])
-        product = onednn.Product("x", None, "w", "b", "y", rows, inner, outer)
+        bias = None if parts > 1 else "b"
+        product = onednn.Product("x", None, "w", bias, "y", rows, inner, outer, parts=parts)
         step = onednn.emit(way, loop, product, loop.forward).operators
         found = result([*loop.before, *step], values, "y")
         kept = [row for row in range(rows) if row % 3 != 1]
-        np.testing.assert_allclose(found[0, kept], x[0, kept] @ values["w"].T + 1, rtol=1e-4, atol=1e-5)
+        expected = np.einsum("nk,pmk->pnm", x[0, kept], weights) + (bias is not None)
+        np.testing.assert_allclose(found[:, kept], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_several_matrices_are_what_is_tried(monkeypatch):
+    """A neighbour in each of them is found."""
+
+    def emit(way, loop, product, operator):
+        assert product.parts == 3 and product.bias is None
+        operator.type, operator.input[:] = "BatchMatMul", ["x", "w"]
+        set_arguments(operator, {"broadcast": 1, "trans_b": 1})
+        emitter = onednn.Emitter(loop, operator, "y")
+        emitter.operators.append(operator)
+        if spreading:
+            operator.output[:] = ["product"]
+            shifted = emitter.aten("roll", ["product"], "shifted", shifts=[1], dims=[1])
+            emitter.add("Sum", ["product", shifted], "y")
+        return emitter
+
+    monkeypatch.setattr(onednn, "emit", emit)
+    for spreading in (False, True):
+        with leaving_no_trace():
+            assert separate_rows.in_steps.__wrapped__(onednn.CONVOLUTION, 3, 4, 3) != spreading
 
 
 @pytest.mark.parametrize("inner, outer", [(1, 4), (3, 16), (16, 16), (100, 33)])
@@ -79,7 +103,7 @@ def test_what_is_said_of_all_steps_is_so(inner, outer):
 
 
 def test_products_of_steps_in_which_they_spread_stay(monkeypatch):
-    monkeypatch.setattr(separate_rows, "in_steps", lambda way, inner, outer: False)
+    monkeypatch.setattr(separate_rows, "in_steps", lambda way, *_: False)
     model, _ = support.lstm()
     report = optimize(model, [PACKED], even_if_slower=True)
     assert report.total == 0 and on_onednn(support.step(model.net).op) == []
@@ -91,7 +115,7 @@ def test_products_of_steps_in_which_they_spread_stay(monkeypatch):
 def test_the_other_way_is_taken(batch_is_known, monkeypatch):
     if len(onednn.ways()) == 1:
         return
-    monkeypatch.setattr(separate_rows, "in_steps", lambda way, inner, outer: way == onednn.CONVOLUTION)
+    monkeypatch.setattr(separate_rows, "in_steps", lambda way, *_: way == onednn.CONVOLUTION)
     model, _ = support.lstm(gradients=False, forward_only=True)
     if not batch_is_known:
         for blob in ("x", "h0", "c0"):

@@ -32,7 +32,7 @@ def way(request, monkeypatch):
 
 
 def make_up(monkeypatch, is_faster):
-    monkeypatch.setattr(sigmoids, "_is_faster_there", lambda way, operator, rows, columns: is_faster)
+    monkeypatch.setattr(sigmoids, "_is_faster_there", lambda *_: is_faster)
 
 
 # Steps: `taken(make, product, x, h)` makes h_t of the product h W, or h W + b.
@@ -253,12 +253,12 @@ def test_a_wrong_sigmoid_is_seen(way, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["Sigmoid", "ATen"])
 @pytest.mark.parametrize("rows", [3, 16])
-@pytest.mark.parametrize("way", onednn.ways())
-def test_the_trial(way, rows, kind):
+@pytest.mark.parametrize("way, parts", [(way, parts) for parts in (1, 3) for way in onednn.ways_of(parts)])
+def test_the_trial(way, parts, rows, kind):
     arguments = {"operator": "sigmoid"} if kind == "ATen" else {}
     operator = as_bytes(new_operator(kind, ["a"], ["b"], BESIDE, **arguments), ["y"], ["s"])
     with leaving_no_trace():
-        found = sigmoids._tried.__wrapped__(way, operator, rows, 8)
+        found = sigmoids._tried.__wrapped__(way, operator, rows, 8, parts)
     assert set(found) == {True, False} and all(seconds.step > 0 for seconds in found.values())
 
 
@@ -268,7 +268,7 @@ def test_the_faster_is_chosen(monkeypatch):
     monkeypatch.setattr(sigmoids, "_tried", lambda *arguments: times)
     for faster in (True, False):
         times.update({faster: Seconds(0.0, 1.0), not faster: Seconds(0.0, 2.0)})
-        assert sigmoids._is_faster_there(onednn.CONVOLUTION, operator, 3, 8) == faster
+        assert sigmoids._is_faster_there(onednn.CONVOLUTION, operator, 3, 8, 1) == faster
 
 
 def test_operators_of_a_kind_are_tried_once():

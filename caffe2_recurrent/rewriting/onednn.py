@@ -6,7 +6,7 @@ product is written as a convolution with kernels of 1 x 1 whose image is the wei
 
     Y[n, m] = sum over k of X[n, k] W[k, m]     image [1, K, 1, M],  filters [N, K, 1, 1],  result [1, N, 1, M]
 
-A convolution of each channel with a 1 leaves an image as it is, but blocked.
+Several matrices are as many images. A convolution of each channel with a 1 leaves an image as it is, but blocked.
 
 Source: caffe2/ideep/operators/fully_connected_op.cc, conv_op.cc, utility_ops.cc. Both operators keep what they made of
 their weights in the first run unless told that this is training, and would not see that an optimizer changed them.
@@ -71,6 +71,11 @@ def ways() -> Tuple[str, ...]:
         except RuntimeError:
             return (INNER_PRODUCT,)
     return WAYS
+
+
+def ways_of(parts: int) -> List[str]:
+    """Those to have a product with so many matrices."""
+    return [way for way in ways() if parts == 1 or way == CONVOLUTION]
 
 
 def adds(way: str) -> bool:
@@ -159,7 +164,8 @@ class Product(NamedTuple):
 
     `columns` is W stored as `[K, M]`, `rows` W stored as `[M, K]`; one of the two is None. `batch` is N, if known.
     `sigmoid` is the blob of sigmoid(Y), if Y is wanted for nothing else, and the sigmoid is to be taken there too.
-    There is an addend only where the way to have the product `adds`.
+    There is an addend only where the way to have the product `adds`. With several `parts` W has as many matrices,
+    `[parts, K, M]` or `[parts, M, K]`, and so has Y `[parts, N, M]`: by convolution, and without a bias.
     """
 
     input: str
@@ -172,6 +178,7 @@ class Product(NamedTuple):
     outer: int
     sigmoid: Optional[str] = None
     addend: Optional[str] = None
+    parts: int = 1
 
 
 def emit(way: str, loop: Loop, product: Product, beside: caffe2_pb2.OperatorDef) -> Emitter:
@@ -260,8 +267,8 @@ def _image(loop: Loop, product: Product) -> str:
     def lay_out(emitter: Emitter, weights: str) -> str:
         plain = add(emitter, TO, [weights], [emitter.blob("plain")])
         if product.columns is None:
-            plain = transposed(emitter, plain)
-        shape = [1, product.inner, 1, product.outer]
+            plain = transposed(emitter, plain, product.parts > 1)
+        shape = [product.parts, product.inner, 1, product.outer]
         add(emitter, "Reshape", [plain], [plain, emitter.blob("old_shape")], shape=shape)
         filters = add(emitter, TO, [ones], [emitter.blob("one_filters")])
         arguments = {"kernel": 1, "group": product.inner, "training_mode": 1}
@@ -298,9 +305,12 @@ def _before(loop: Loop, layout: str, blob: Optional[str], lay_out: Callable[[Emi
     return loop.made[key]
 
 
-def transposed(emitter: Emitter, there: str) -> str:
-    """oneDNN's matrix `there`, transposed; for large ones the operator of the CPU takes several times as long."""
-    return add(emitter, "Transpose", [there], [emitter.blob("transposed")], axes=[1, 0])
+def transposed(emitter: Emitter, there: str, each: bool = False) -> str:
+    """oneDNN's matrix `there`, or `each` of its matrices, transposed.
+
+    For large ones the operator of the CPU takes several times as long.
+    """
+    return add(emitter, "Transpose", [there], [emitter.blob("transposed")], axes=[0, 2, 1] if each else [1, 0])
 
 
 def free(emitter: Emitter, blobs: Sequence[str]) -> None:

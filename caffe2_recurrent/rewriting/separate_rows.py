@@ -15,6 +15,7 @@ from caffe2_recurrent.rewriting import onednn, onednn_over_steps, trial
 from caffe2_recurrent.rewriting.onednn_over_steps import Layout
 from caffe2_recurrent.rewriting.rows import FEATURES
 from caffe2_recurrent.rewriting.subjects import result
+from caffe2_recurrent.sizes import Shape
 
 # As many as fill the blocks of kernels, and do not.
 ROWS = (2, 3, 17, 33)
@@ -23,15 +24,19 @@ Operators = List[caffe2_pb2.OperatorDef]
 
 
 @trial.remembered
-def in_steps(way: str, inner: int, outer: int) -> bool:
-    """In a product of a step, `[1, N, inner]` times weights of `outer` columns, in one of oneDNN's ways."""
+def in_steps(way: str, inner: int, outer: int, parts: int = 1) -> bool:
+    """In a product of a step, `[1, N, inner]` times weights of `outer` columns, in one of oneDNN's ways.
+
+    With `parts`, times as many matrices.
+    """
 
     def operators(loop: Loop, operator: caffe2_pb2.OperatorDef, rows: int) -> Operators:
-        product = onednn.Product("x", None, "w", "b", "y", rows, inner, outer)
+        bias = "b" if parts == 1 else None
+        product = onednn.Product("x", None, "w", bias, "y", rows, inner, outer, parts=parts)
         step = onednn.emit(way, loop, product, operator).operators
         return [*loop.before, *step]
 
-    return _stay_apart(operators, inner, outer)
+    return _stay_apart(operators, (outer, inner) if parts == 1 else (parts, outer, inner))
 
 
 @trial.remembered
@@ -41,7 +46,7 @@ def over_steps(layout: Layout) -> bool:
     def operators(loop: Loop, operator: caffe2_pb2.OperatorDef, rows: int) -> Operators:
         return onednn_over_steps.in_a_net(loop, operator, layout, layout)
 
-    return _stay_apart(operators, layout.inner, layout.outer)
+    return _stay_apart(operators, (layout.outer, layout.inner))
 
 
 def why_not(inner: int, outer: int) -> str:
@@ -49,17 +54,18 @@ def why_not(inner: int, outer: int) -> str:
     return "in oneDNN's products with [{}, {}] what is no number would spread to other rows".format(inner, outer)
 
 
-def _stay_apart(operators: Callable[[Loop, caffe2_pb2.OperatorDef, int], Operators], inner: int, outer: int) -> bool:
+def _stay_apart(operators: Callable[[Loop, caffe2_pb2.OperatorDef, int], Operators], weights: Shape) -> bool:
     operator = caffe2_pb2.OperatorDef(type="FC", input=["x", "w", "b"], output=["y"])
     set_arguments(operator, {"axis": FEATURES})
-    weights, bias = np.ones((outer, inner), np.float32), np.zeros(outer, np.float32)
+    *_, outer, inner = weights
+    given = {"w": np.ones(weights, np.float32), "b": np.zeros(outer, np.float32)}
     for rows in ROWS:
         made = operators(trial.lone_loop([*operator.input, *operator.output]), operator, rows)
         for first in (0, 1):
             x = np.ones((1, rows, inner), np.float32)
             # Every other one.
             x[:, first::2] = np.nan
-            found = result(made, {"x": x, "w": weights, "b": bias}, "y")
+            found = result(made, {"x": x, **given}, "y")
             if not np.isfinite(found[:, 1 - first :: 2]).all():
                 return False
     return True

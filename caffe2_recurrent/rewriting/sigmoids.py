@@ -26,7 +26,7 @@ def with_sigmoid(way: str, loop: Loop, operators: Operators, position: int, prod
     found = sigmoid_of(loop, operators, position)
     if found is None or product.batch is None or (way == onednn.CONVOLUTION and product.bias is not None):
         return product
-    if not _is_faster_there(way, operators[found], product.batch, product.outer):
+    if not _is_faster_there(way, operators[found], product.batch, product.outer, product.parts):
         return product
     (sigmoid,) = drop_reader(loop, operators, position, found).output
     return product._replace(sigmoid=sigmoid)
@@ -41,21 +41,22 @@ def sigmoid_of(loop: Loop, operators: Operators, position: int) -> Optional[int]
     return found if is_sigmoid else None
 
 
-def _is_faster_there(way: str, operator: caffe2_pb2.OperatorDef, rows: int, columns: int) -> bool:
-    found: Dict[bool, Seconds] = _tried(way, as_bytes(operator, ["y"], ["s"]), rows, columns)
+def _is_faster_there(way: str, operator: caffe2_pb2.OperatorDef, rows: int, columns: int, parts: int) -> bool:
+    found: Dict[bool, Seconds] = _tried(way, as_bytes(operator, ["y"], ["s"]), rows, columns, parts)
     return found[True].step < found[False].step
 
 
 @trial.remembered
-def _tried(way: str, operator: bytes, rows: int, columns: int) -> Dict[bool, Seconds]:
-    subject = functools.partial(_subject, way, operator, rows, columns)
+def _tried(way: str, operator: bytes, rows: int, columns: int, parts: int) -> Dict[bool, Seconds]:
+    subject = functools.partial(_subject, way, operator, rows, columns, parts)
     return trial.in_turn({there: functools.partial(subject, there) for there in (False, True)})
 
 
-def _subject(way: str, operator: bytes, rows: int, columns: int, there: bool) -> Subject:
+def _subject(way: str, operator: bytes, rows: int, columns: int, parts: int, there: bool) -> Subject:
     """A small product with its sigmoid, taken by `operator` or by oneDNN."""
     taking = caffe2_pb2.OperatorDef.FromString(operator)
-    product = Product("x", "w", None, None, "y", rows, INNER, columns, "s" if there else None)
+    product = Product("x", "w", None, None, "y", rows, INNER, columns, "s" if there else None, parts=parts)
     loop = trial.lone_loop(["x", "w", "y", "s"])
     step = onednn.emit(way, loop, product, loop.forward).operators + ([] if there else [taking])
-    return Subject(step, {"x": (1, rows, INNER), "w": (INNER, columns)}, loop.before)
+    weights = (INNER, columns) if parts == 1 else (parts, INNER, columns)
+    return Subject(step, {"x": (1, rows, INNER), "w": weights}, loop.before)

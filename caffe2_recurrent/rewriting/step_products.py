@@ -6,7 +6,7 @@ from typing import Dict, NamedTuple, Optional
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
-from caffe2_recurrent.operator_arguments import integer, set_arguments
+from caffe2_recurrent.operator_arguments import integer, integers, set_arguments
 from caffe2_recurrent.operators import is_on_onednn
 from caffe2_recurrent.rewriting import onednn, trial
 from caffe2_recurrent.rewriting.rows import FEATURES
@@ -20,12 +20,14 @@ GAIN = 1.1
 AS_IT_IS = "as it is"
 # Weights `[M, K]`; `[K, M]`; or `[K, M]` that are `[M, K]` transposed before the loop.
 ROWS, COLUMNS, TRANSPOSED_ROWS = "rows", "columns", "transposed rows"
+# Axes, so that each of several matrices is transposed.
+LAST_TWO = [0, 2, 1]
 
 
 class Size(NamedTuple):
     """`rows` rows of `inner` numbers, by the operator `kind`, to rows of `outer`; weights `[outer, inner]` or not.
 
-    Where it `is_added`, a Sum with something else belongs to it.
+    Where it `is_added`, a Sum with something else belongs to it. With several `parts` there are as many matrices.
     """
 
     kind: str
@@ -35,12 +37,15 @@ class Size(NamedTuple):
     has_bias: bool
     in_rows: bool
     is_added: bool = False
+    parts: int = 1
 
     @classmethod
     def of(cls, kind: str, product: onednn.Product, is_added: bool = False) -> "Size":
         assert product.batch is not None
         has_bias, in_rows = product.bias is not None, product.rows is not None
-        return cls(kind, product.batch, product.inner, product.outer, has_bias, in_rows, is_added)
+        # With weights in rows again.
+        kind = FC if kind == TRANSPOSED and in_rows else kind
+        return cls(kind, product.batch, product.inner, product.outer, has_bias, in_rows, is_added, product.parts)
 
 
 def is_with_weights(loop: Loop, operator: caffe2_pb2.OperatorDef) -> bool:
@@ -79,7 +84,10 @@ def take_rows(loop: Loop, operator: caffe2_pb2.OperatorDef) -> None:
 
 
 def rows_of(loop: Loop, columns: str) -> Optional[str]:
-    """The weights `[M, K]` that have been transposed to `columns` before the loop, if that is where these are from."""
+    """The weights `[M, K]` that have been transposed to `columns` before the loop, if that is where these are from.
+
+    Or `[parts, M, K]`, each matrix for itself.
+    """
     transposing = _transposing(loop, columns)
     return None if transposing is None else transposing.input[0]
 
@@ -94,7 +102,9 @@ def drop_transposed(loop: Loop, blob: str) -> None:
 
 def _transposing(loop: Loop, blob: str) -> Optional[caffe2_pb2.OperatorDef]:
     found = next((operator for operator in loop.before if blob in operator.output), None)
-    return found if found is not None and found.type == "Transpose" and not found.arg else None
+    if found is None or found.type != "Transpose":
+        return None
+    return found if not found.arg or integers(found, "axes") == LAST_TWO else None
 
 
 def weights_shape(loop: Loop, blob: str, sizes: Sizes) -> Optional[Shape]:
@@ -107,7 +117,8 @@ def read_product(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes, bat
     shape = weights_shape(loop, weights, sizes)
     assert shape is not None
     in_rows = has_weights_in_rows(operator)
-    inner, outer = shape[::-1] if in_rows else shape
+    *parts, first, second = shape
+    inner, outer = (second, first) if in_rows else (first, second)
     return onednn.Product(
         input=operator.input[0],
         columns=None if in_rows else weights,
@@ -117,6 +128,7 @@ def read_product(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes, bat
         batch=batch,
         inner=inner,
         outer=outer,
+        parts=parts[0] if parts else 1,
     )
 
 
@@ -134,12 +146,14 @@ def tried(size: Size, way: str) -> Seconds:
 
 @trial.remembered
 def _tried(size: Size) -> Dict[str, Seconds]:
-    ways = [AS_IT_IS] + ([TRANSPOSED] if size.kind == FC else []) + ([] if onednn.is_missing() else list(onednn.ways()))
+    ways = [AS_IT_IS] + ([TRANSPOSED] if size.kind == FC else [])
+    ways += [] if onednn.is_missing() else onednn.ways_of(size.parts)
     return trial.in_turn({way: functools.partial(_subject, size, way) for way in ways})
 
 
 def _subject(size: Size, way: str) -> Subject:
-    weights: Shape = (size.outer, size.inner) if size.in_rows else (size.inner, size.outer)
+    parts: Shape = () if size.parts == 1 else (size.parts,)
+    weights: Shape = (*parts, size.outer, size.inner) if size.in_rows else (*parts, size.inner, size.outer)
     bias: Dict[str, Shape] = {"b": (size.outer,)} if size.has_bias else {}
     shapes: Dict[str, Shape] = {"x": (1, size.rows, size.inner), "w": weights, **bias}
     operator = caffe2_pb2.OperatorDef(type=size.kind, input=list(shapes), output=["y"])
@@ -147,7 +161,7 @@ def _subject(size: Size, way: str) -> Subject:
     set_arguments(operator, multiplication if size.kind == MULTIPLICATION else {"axis": FEATURES})
     adding = []
     if size.is_added:
-        shapes["a"] = (1, size.rows, size.outer)
+        shapes["a"] = (size.parts, size.rows, size.outer)
         adding.append(caffe2_pb2.OperatorDef(type="Sum", input=["y", "a"], output=["y"]))
     if way == AS_IT_IS:
         return Subject([operator, *adding], shapes)

@@ -143,7 +143,7 @@ def _lay_out(loop: Loop, product: caffe2_pb2.OperatorDef, region: Region, in_pla
     weights = product.input[1]
     blocks = weights if in_place else loop.new_blob(weights + "_blocks")
     if step_products.has_weights_in_rows(product):
-        shape, axes = [region.parts, region.width, -1], [0, 2, 1]
+        shape, axes = [region.parts, region.width, -1], step_products.LAST_TWO
     else:
         shape, axes = [-1, region.parts, region.width], [1, 0, 2]
     loop.before.append(
@@ -218,7 +218,6 @@ def _subject(size: Size, is_first: bool) -> Subject:
     sizes = Sizes(shapes)
     if is_first:
         passes.apply(GatesFirst(), loop, sizes, even_if_slower=True)
-    else:
-        for rule in (JoinedSequence(), PackedProducts(), ProductsOverSteps()):
-            passes.apply(rule, loop, sizes)
+    for rule in (JoinedSequence(), PackedProducts(), ProductsOverSteps()):
+        passes.apply(rule, loop, sizes)
     return subject_of(loop, shapes)

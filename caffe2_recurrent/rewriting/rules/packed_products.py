@@ -2,6 +2,8 @@
 
 from typing import Iterable, List, Optional
 
+from caffe2.proto import caffe2_pb2
+
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.rewriting import onednn, separate_rows, step_products
 from caffe2_recurrent.rewriting.overlap import has_threads_given, switch_executor_off, why_executor_pays
@@ -21,8 +23,9 @@ class PackedProducts(Rule):
 
     If all that the step wants of Y is its sigmoid, that is taken there too where it is faster; if it is its sum with
     another blob, an inner product is added there, and Y not copied back. FCTransposed, and BatchMatMul with weights,
-    likewise; in both steps. W must be the same in all steps, and X `[1, N, K]`. Two ways to have the product are tried
-    at the sizes given, and the faster one is taken. The RNN executor goes off.
+    likewise, also with several matrices, as `gates_first` leaves it; in both steps. W must be the same in all steps,
+    and X `[1, N, K]`. Two ways to have the product are tried at the sizes given, and the faster one is taken. The RNN
+    executor goes off.
     """
 
     name = "packed_products"
@@ -44,11 +47,14 @@ class PackedProducts(Rule):
         shape = step_products.weights_shape(loop, weights, sizes)
         if shape is None:
             return "the size of its weights '{}' is not known; give shapes".format(weights)
-        if len(shape) != 2 or not step_products.is_plain(operator):
+        most = 3 if operator.type == step_products.MULTIPLICATION else 2
+        if not 2 <= len(shape) <= most or not step_products.is_plain(operator):
             return "its weights '{}' are laid out in another way".format(weights)
         if operator.input[0] not in with_rows(loop, sizes) | loop.known_rows:
             return "'{}' is not known to have one row for each sequence".format(operator.input[0])
-        product = step_products.read_product(loop, operator, sizes, sizes.batch(loop))
+        product = _read(loop, operator, sizes)
+        if not onednn.ways_of(product.parts):
+            return "its weights '{}' are several matrices, and this Caffe2's oneDNN takes one".format(weights)
         if not _ways(product):
             return separate_rows.why_not(product.inner, product.outer)
         return None
@@ -59,25 +65,28 @@ class PackedProducts(Rule):
             return reason
         operators, position = site.where
         operator = operators[position]
-        product = step_products.read_product(loop, operator, sizes, sizes.batch(loop))
+        product = _read(loop, operator, sizes)
         if product.batch is None:
             return "the batch size is not known; give shapes"
         is_added = sum_of(loop, operators, position) is not None
-        size, steps = Size.of(operator.type, product, is_added), sizes.steps(loop)
+        given = step_products.read_product(loop, operator, sizes, product.batch)
+        size, as_it_is = (Size.of(operator.type, found, is_added) for found in (product, given))
+        steps = sizes.steps(loop)
         way = _fastest(operator.type, product, steps, is_added)
-        if GAIN * seconds_of_step(size, way, steps) > seconds_of_step(size, AS_IT_IS, None):
+        if GAIN * seconds_of_step(size, way, steps) > seconds_of_step(as_it_is, AS_IT_IS, None):
             return "for [{0.rows}, {0.inner}] x [{0.inner}, {0.outer}] oneDNN is not faster".format(size)
         return None
 
     def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
         operators, position = site.where
         operator = operators[position]
-        product = step_products.read_product(loop, operator, sizes, sizes.batch(loop))
+        product = _read(loop, operator, sizes)
         is_added = sum_of(loop, operators, position) is not None
         way = _fastest(operator.type, product, sizes.steps(loop), is_added)
         product = with_sum(way, loop, operators, position, with_sigmoid(way, loop, operators, position, product))
         emitter = onednn.emit(way, loop, product, operator)
         operators[position : position + 1] = emitter.operators
+        step_products.drop_transposed(loop, operator.input[1])
         # The steps share oneDNN's tensors, which nothing else can look at; backward steps do with what they write.
         written = {blob for made in emitter.operators for blob in made.output}
         loop.shared += [blob for blob in emitter.made if operators is loop.operators or blob not in written]
@@ -85,8 +94,17 @@ class PackedProducts(Rule):
         switch_executor_off(loop)
 
 
+def _read(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes) -> onednn.Product:
+    """The product, of the rows themselves where it has transposed ones: oneDNN transposes them faster, if it has to."""
+    product = step_products.read_product(loop, operator, sizes, sizes.batch(loop))
+    rows = None if product.columns is None else step_products.rows_of(loop, product.columns)
+    return product if rows is None else product._replace(columns=None, rows=rows)
+
+
 def _ways(product: onednn.Product) -> List[str]:
-    return [way for way in onednn.ways() if separate_rows.in_steps(way, product.inner, product.outer)]
+    """Those that keep the rows of sequences apart."""
+    size = (product.inner, product.outer, product.parts)
+    return [way for way in onednn.ways_of(product.parts) if separate_rows.in_steps(way, *size)]
 
 
 def _fastest(kind: str, product: onednn.Product, steps: Optional[int], is_added: bool) -> str:
