@@ -11,7 +11,7 @@ import test_rewriting_joined_sequence as joined
 import test_rewriting_sequence_bias as biases
 from caffe2_recurrent import LSTM, optimize
 from caffe2_recurrent.loop_reading import read_loops
-from caffe2_recurrent.rewriting import columns, onednn, trial
+from caffe2_recurrent.rewriting import columns, trial
 from caffe2_recurrent.rewriting.lstm_forms import FORMS, ByHalves, ByKind, ByTanh, make_form
 from caffe2_recurrent.rewriting.rules import RULES, gates_first, lstm_unit
 from caffe2_recurrent.rewriting.rules.gates_first import Size
@@ -430,12 +430,12 @@ def test_columns_that_are_computed_again(monkeypatch):
 
 
 def test_a_product_that_has_been_split_already():
-    """Then it is no place any more, but one for oneDNN if it can have several matrices."""
+    """Then it is no place any more; and what has one row for each sequence, only the first call has seen."""
     net = assert_kept(step=squashed).net
     report = optimize(net, even_if_slower=True, dry_run=True)
     assert reasons_in(report, RULE) == []
-    refused = [reason for reason in reasons_in(report, "packed_products") if "are several matrices" in reason]
-    assert bool(refused) == (onednn.ways_of(2) == [])
+    expected = "'loop/total_rows' is not known to have one row for each sequence"
+    assert reasons_in(report, "packed_products") == [expected]
 
 
 # The trial.
