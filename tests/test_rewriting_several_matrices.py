@@ -115,7 +115,7 @@ def test_a_caffe2_that_takes_one_matrix(monkeypatch):
     assert why(RULE, several(), SHAPES) == [None]
 
 
-@pytest.mark.parametrize("shape", [(4,), (1, PARTS, 4, OUTER)], ids=str)
+@pytest.mark.parametrize("shape", [(4,), (1, 4, OUTER), (1, PARTS, 4, OUTER)], ids=str)
 def test_weights_of_other_dimensions(shape):
     expected = "its weights 'layer/gates_t_w' are laid out in another way"
     assert why(RULE, several(), {**SHAPES, "layer/gates_t_w": shape}) == [expected]

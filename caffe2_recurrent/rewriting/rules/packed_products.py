@@ -47,8 +47,9 @@ class PackedProducts(Rule):
         shape = step_products.weights_shape(loop, weights, sizes)
         if shape is None:
             return "the size of its weights '{}' is not known; give shapes".format(weights)
-        most = 3 if operator.type == step_products.MULTIPLICATION else 2
-        if not 2 <= len(shape) <= most or not step_products.is_plain(operator):
+        is_one = len(shape) == 2
+        are_several = operator.type == step_products.MULTIPLICATION and len(shape) == 3 and shape[0] > 1
+        if not (is_one or are_several) or not step_products.is_plain(operator):
             return "its weights '{}' are laid out in another way".format(weights)
         if operator.input[0] not in with_rows(loop, sizes) | loop.known_rows:
             return "'{}' is not known to have one row for each sequence".format(operator.input[0])
