@@ -3,7 +3,7 @@
 from typing import Any, Optional, Sequence, Union
 
 from caffe2_recurrent.arguments import Blob, is_blob, is_integer, outer_name
-from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loop import Loop, stands_for_loop
 from caffe2_recurrent.loop_reading import read_loops
 from caffe2_recurrent.nets import read_net
 from caffe2_recurrent.problems import Problems, given
@@ -24,7 +24,9 @@ def choose_loop(caller: str, net: Any, loop: Any) -> Loop:
     loops = list(read_loops(proto).values())
     outputs = [found.outputs for found in loops]
     position: Optional[int] = None
-    if not loops:
+    if not loops and any(map(stands_for_loop, proto.op)):
+        values.add("net '{}' has its steps written out; optimize it without the rule 'unrolled_steps'", proto.name)
+    elif not loops:
         values.add("net '{}' has no loop: no RecurrentNetwork operator", proto.name)
     elif loop is None and len(loops) > 1:
         values.add("net '{}' has {} loops; say which one by loop=: {}", proto.name, len(loops), _listed(outputs))

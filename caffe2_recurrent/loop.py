@@ -16,7 +16,8 @@ from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, S
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.blob_names import Names
-from caffe2_recurrent.gradient_maker import POSITIONS, PYTHON_POSITIONS, SEQUENCE_GRADIENTS
+from caffe2_recurrent.gradient_maker import OPERATOR, POSITIONS, PYTHON_POSITIONS, SEQUENCE_GRADIENTS
+from caffe2_recurrent.operator_arguments import net as net_argument
 from caffe2_recurrent.operator_arguments import remove_arguments, set_arguments
 from caffe2_recurrent.operators import copied, gradient_name, new_operator
 from caffe2_recurrent.wiring import Alias, Link, alias_arguments, link_arguments, own_prefix
@@ -56,6 +57,17 @@ class Turned(NamedTuple):
     last_step: str
     zeros: Dict[str, str]
     memory: Optional[State]
+
+
+class Unrolled(NamedTuple):
+    """`condition`, an outer blob, says whether there are the `steps` that a loop is written out for, see `unrolled.py`.
+
+    `columns` are those of the states, by their outer blobs.
+    """
+
+    steps: int
+    condition: str
+    columns: Dict[str, int]
 
 
 @dataclass
@@ -109,7 +121,7 @@ class Loop:
     of the gradient operator read or write. `buffers` are states that no step reads: they hold a blob of all steps, for
     operators after the loop. `of_shape` are outer blobs for which only the shape of a sequence counts. `shared` are the
     blobs that steps share, `shared_before` those that they shared before anything was rewritten, `linked_before` those
-    that were linked then.
+    that were linked then. With `unrolled` its steps are to be written out.
     """
 
     name: str
@@ -140,6 +152,7 @@ class Loop:
     of_shape: Set[str] = field(default_factory=set)
     shared_before: Tuple[str, ...] = ()
     linked_before: FrozenSet[str] = frozenset()
+    unrolled: Optional[Unrolled] = None
 
     @property
     def steps(self) -> List[List[caffe2_pb2.OperatorDef]]:
@@ -325,6 +338,11 @@ class Loop:
         _set_step(changed, "step_net", self.net, self.operators)
         _set_step(changed, "backward_step_net", gradient.net, gradient.operators)
         return [changed, *self.after_gradient]
+
+
+def stands_for_loop(operator: caffe2_pb2.OperatorDef) -> bool:
+    """Whether it is an `If` with a loop for other numbers of steps than those that are written out in it."""
+    return operator.type == "If" and any(other.type == OPERATOR for other in net_argument(operator, "else_net").op)
 
 
 def _set_step(

@@ -4,6 +4,7 @@ They come from the caller, from blobs that are in the workspace, and from Caffe2
 operators before the loop.
 """
 
+import itertools
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from caffe2.proto import caffe2_pb2
@@ -11,7 +12,7 @@ from caffe2.python import core, workspace
 
 from caffe2_recurrent.arguments import is_iterable
 from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR
-from caffe2_recurrent.loop import INITIAL, Loop
+from caffe2_recurrent.loop import INITIAL, Loop, stands_for_loop
 from caffe2_recurrent.operator_arguments import integers, string, strings
 from caffe2_recurrent.operator_arguments import net as net_argument
 from caffe2_recurrent.operators import is_on_onednn
@@ -150,20 +151,19 @@ def _through_loops(net: caffe2_pb2.NetDef, known: Mapping[str, Shape]) -> Dict[s
     """Caffe2 infers nothing about the outputs of loops, and so of what stands behind one; each is done in turn."""
     found = dict(known)
     before: List[caffe2_pb2.OperatorDef] = []
-    for operator in net.op:
+    for operator in itertools.chain.from_iterable(map(_as_before, net.op)):
         if operator.type == OPERATOR:
             found.update(_inferred(before, found))
             found.update(loop_outputs(operator, found))
         elif not operator.is_gradient_op and operator.type != GRADIENT_OPERATOR and not is_on_onednn(operator):
-            before += _without_onednn(operator)
+            before.append(operator)
     return found
 
 
-def _without_onednn(operator: caffe2_pb2.OperatorDef) -> Iterable[caffe2_pb2.OperatorDef]:
-    """The operators that a product by oneDNN stands for, which are in the other branch of its `If`."""
-    if operator.type == "If" and any(map(is_on_onednn, net_argument(operator, "then_net").op)):
-        return net_argument(operator, "else_net").op
-    return [operator]
+def _as_before(operator: caffe2_pb2.OperatorDef) -> Iterable[caffe2_pb2.OperatorDef]:
+    """What a product by oneDNN stands for, or steps that are written out: the other branch of their `If`."""
+    is_product = operator.type == "If" and any(map(is_on_onednn, net_argument(operator, "then_net").op))
+    return net_argument(operator, "else_net").op if is_product or stands_for_loop(operator) else [operator]
 
 
 def loop_outputs(operator: caffe2_pb2.OperatorDef, known: Mapping[str, Shape]) -> Dict[str, Shape]:

@@ -41,6 +41,19 @@ def no_backward_loops(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
         monkeypatch.setattr(BackwardLoop, "sites", lambda self, loop: iter(()))
 
 
+@pytest.fixture
+def unrolled_steps() -> None:
+    """Steps may be written out one behind the other; elsewhere tests look at the loop that they are."""
+
+
+@pytest.fixture(autouse=True)
+def no_unrolled_steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    from caffe2_recurrent.rewriting.rules.unrolled_steps import UnrolledSteps
+
+    if "unrolled_steps" not in request.fixturenames:
+        monkeypatch.setattr(UnrolledSteps, "sites", lambda self, loop: iter(()))
+
+
 @pytest.fixture(autouse=True)
 def fresh_workspace() -> Iterator[None]:
     """Give each test an empty workspace, and leave none of its blobs behind."""

@@ -18,13 +18,16 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR
 from caffe2_recurrent.operators import copied
 
+# As rules write a backward pass.
+BACKWARD_PASSES = (OPERATOR, "If")
+
 
 def keep_order(operators: List[caffe2_pb2.OperatorDef]) -> None:
     """Let what writes to those gradients among `operators`, all those of a net, wait for what reads them."""
     made_at = {
         blob: position
         for position, operator in enumerate(operators)
-        if operator.type == GRADIENT_OPERATOR or (operator.type == OPERATOR and operator.is_gradient_op)
+        if operator.type == GRADIENT_OPERATOR or (operator.type in BACKWARD_PASSES and operator.is_gradient_op)
         for blob in operator.output
     }
     for position, operator in enumerate(operators):

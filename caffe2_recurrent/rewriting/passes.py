@@ -8,7 +8,7 @@ from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.loop_reading import read_loops
 from caffe2_recurrent.operator_arguments import has_nets
-from caffe2_recurrent.rewriting import backward_pass, exposed_gradients, memory_names, step_shapes, trial
+from caffe2_recurrent.rewriting import backward_pass, exposed_gradients, memory_names, step_shapes, trial, unrolled
 from caffe2_recurrent.rewriting.report import Refusal, Report, Rewrite
 from caffe2_recurrent.rewriting.rows import with_rows
 from caffe2_recurrent.rewriting.rule import Rule
@@ -54,7 +54,7 @@ def rewritten(
         if position in around:
             operators += around[position]
         elif position in changed:
-            operators += changed[position].around_forward()
+            operators += _around_forward(changed[position])
         elif operator.type == GRADIENT_OPERATOR and operator.input[-1] in differentiated:
             operators += _around_gradient(differentiated[operator.input[-1]])
         else:
@@ -65,8 +65,14 @@ def rewritten(
     return operators, report
 
 
+def _around_forward(loop: Loop) -> Operators:
+    return loop.around_forward() if loop.unrolled is None else unrolled.around_forward(loop)
+
+
 def _around_gradient(loop: Loop) -> Operators:
     assert loop.gradient is not None
+    if loop.unrolled is not None:
+        return unrolled.around_gradient(loop)
     return loop.around_gradient() if loop.gradient.turned is None else backward_pass.operators(loop)
 
 

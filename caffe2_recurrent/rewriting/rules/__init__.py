@@ -28,6 +28,7 @@ from caffe2_recurrent.rewriting.rules.sequence_in_place import SequenceInPlace
 from caffe2_recurrent.rewriting.rules.sequence_operators import SequenceOperators
 from caffe2_recurrent.rewriting.rules.transposed_weights import TransposedWeights
 from caffe2_recurrent.rewriting.rules.unread_blobs import UnreadBlobs
+from caffe2_recurrent.rewriting.rules.unrolled_steps import UnrolledSteps
 from caffe2_recurrent.rewriting.rules.vector_gradients import VectorGradients
 from caffe2_recurrent.rewriting.rules.vector_products import VectorProducts
 from caffe2_recurrent.rewriting.rules.zero_gradients import ZeroGradients
@@ -64,4 +65,5 @@ RULES = (
     ForwardLinks(),
     ExecutorThreads(),
     BackwardLoop(),
+    UnrolledSteps(),
 )

@@ -1,0 +1,159 @@
+"""Steps of small loops one behind the other, without links."""
+
+import copy
+from typing import Iterable, Optional, Set
+
+from caffe2.proto import caffe2_pb2
+
+from caffe2_recurrent.loop import Loop, Unrolled
+from caffe2_recurrent.operator_arguments import strings
+from caffe2_recurrent.operators import SHOWING, is_on_onednn
+from caffe2_recurrent.rewriting import gradient_memory, overlap, unrolled, unrolled_trial
+from caffe2_recurrent.rewriting.backward_pass import state_gradients
+from caffe2_recurrent.rewriting.rows import DIMENSIONS
+from caffe2_recurrent.rewriting.rule import Rule, Site
+from caffe2_recurrent.rewriting.unrolled_trial import AS_IT_IS, UNROLLED
+from caffe2_recurrent.sizes import Sizes
+
+# Operators and links of all steps. From here on they do not stay in the cache from run to run, and a training loop is
+# made two by `backward_loop`.
+MOST_OPERATORS = 1000
+# A trial must be faster by this factor.
+GAIN = 1.05
+
+
+class UnrolledSteps(Rule):
+    """RecurrentNetwork of T steps    RecurrentNetworkGradient
+
+    =>  If there are T steps: their operators one behind the other;  or else what was there
+
+    The engine makes each link anew in each step: with one sequence of 100 numbers these and the run of the step's net
+    were a quarter of an LSTM's forward pass. Written out, steps hand their states on by name; sequences are split into
+    rows once, and states put together once. What that copies is more than what is saved, if states are not small: a
+    trial decides.
+    """
+
+    name = "unrolled_steps"
+
+    def sites(self, loop: Loop) -> Iterable[Site]:
+        if loop.unrolled is None:
+            yield Site("steps", None)
+
+    def refusal(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
+        steps = sizes.steps(loop)
+        if steps is None:
+            return "the number of steps is not known; give shapes"
+        if steps == 1:
+            return "there is one step"
+        count = steps * (sum(map(len, loop.steps)) + len(loop.all_links))
+        if count > MOST_OPERATORS:
+            return "{} operators and links of all steps are many".format(count)
+        if overlap.has_threads_given(loop):
+            return "the RNN executor has a number of threads, and steps in a row do without it"
+        return (
+            overlap.why_executor_pays(loop)
+            or _why_not_backward(loop)
+            or _why_not_forward(loop)
+            or _why_not_states(loop, sizes)
+        )
+
+    def loss(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
+        if any(is_on_onednn(operator) for operators in loop.steps for operator in operators):
+            return "its products are large enough for oneDNN, and links take little of the time"
+        written_out = copy.deepcopy(loop)
+        self.rewrite(written_out, site, sizes)
+        found = unrolled_trial.seconds(loop, written_out, sizes)
+        if isinstance(found, str):
+            return found
+        if GAIN * found[UNROLLED].step > found[AS_IT_IS].step:
+            return "for {} steps it is not faster".format(sizes.steps(loop))
+        return None
+
+    def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
+        steps = sizes.steps(loop)
+        assert steps is not None
+        number = loop.add_before("Shape", loop.inputs[:1], "steps", axes=[0])
+        kind = caffe2_pb2.TensorProto.INT64
+        wanted = loop.add_before("ConstantFill", [], "unrolled_for", shape=[1], value=steps, dtype=kind)
+        condition = loop.add_before("EQ", [number, wanted], "is_unrolled")
+        columns = {state.outer_states: (sizes.shape(state.outer_initial) or (0,))[-1] for state in loop.states}
+        loop.unrolled = Unrolled(steps, condition, columns)
+
+
+def _why_not_forward(loop: Loop) -> Optional[str]:
+    states = {state.outer_states for state in loop.states}
+    for link in loop.links:
+        if link.offset not in ((0, 1) if link.outer in states else (0,)):
+            return "'{}' is linked to another slice of '{}' than that of the step".format(link.inner, link.outer)
+    given = {link.inner for link in loop.links if link.outer not in states or link.offset == 0}
+    changed = given & loop.written
+    if changed:
+        return "the step writes over '{}'".format(min(changed))
+    for outer in states - set(unrolled.backward_buffers(loop)):
+        new = [link.inner for link in loop.links if link.outer == outer and link.offset == 1]
+        if len(new) != 1 or new[0] not in loop.written:
+            return "a step does not write one new value of '{}'".format(outer)
+    if any(operator.type in SHOWING for operators in loop.steps for operator in operators):
+        return "a step shows a blob under another name"
+    for alias in loop.aliases:
+        if alias.offset not in (1, -1):
+            return "'{}' is another part of '{}' than all values or the last one".format(
+                alias.outer_output, alias.outer_states
+            )
+    return None
+
+
+def _why_not_states(loop: Loop, sizes: Sizes) -> Optional[str]:
+    read = unrolled.states_read(loop)
+    for state in loop.states:
+        shape = sizes.shape(state.outer_initial)
+        is_one_value = shape is not None and len(shape) in (DIMENSIONS - 1, DIMENSIONS)
+        if state.outer_states in read and not is_one_value:
+            return "the initial state '{}' is not known to have a row for each sequence; give shapes".format(
+                state.outer_initial
+            )
+    return None
+
+
+def _why_not_backward(loop: Loop) -> Optional[str]:
+    gradient = loop.gradient
+    if gradient is None:
+        return None
+    if gradient.turned is not None:
+        return "its backward pass is a loop of its own"
+    if gradient.parameters:
+        return "steps add up the gradient of '{}'".format(gradient.parameters[0].outer)
+    if gradient_memory.is_taken(loop):
+        return gradient_memory.TAKEN
+    found = state_gradients(loop)
+    missing = [outer for outer in strings(gradient.operator, "recurrent_states") if outer not in found]
+    if missing:
+        return "the backward step does not pass on the gradient of '{}'".format(missing[0])
+    written = {blob for operator in gradient.operators for blob in operator.output}
+    shown, buffers = unrolled.sequence_links(loop), unrolled.backward_buffers(loop)
+    for link in shown:
+        if (
+            link.offset != int(link.outer in buffers)
+            or link.inner not in written
+            or [other.outer for other in shown].count(link.outer) > 1
+        ):
+            return "'{}' is not what a step writes to its slice of '{}'".format(link.inner, link.outer)
+    made = {buffers.get(link.outer, link.outer) for link in shown} | _made_after(loop)
+    unknown = {gradient.sequence, *gradient.others} - made
+    if unknown:
+        return "no step writes to its slice of '{}', which the gradient operator makes".format(min(unknown))
+    own = {link.inner for link in gradient.backward_links}
+    again = {link.inner for link in [*loop.links, *gradient.links]} & written - own
+    if again:
+        return "the backward step writes to '{}'".format(min(again))
+    return None
+
+
+def _made_after(loop: Loop) -> Set[str]:
+    """The blobs that operators behind the backward pass make anew."""
+    read: Set[str] = set()
+    made: Set[str] = set()
+    for operator in loop.after_gradient:
+        read.update(operator.input)
+        made.update(blob for blob in operator.output if blob not in read)
+    return made

@@ -1,0 +1,279 @@
+"""A loop's steps written out one behind the other, for the number of steps that they are written for.
+
+    RecurrentNetwork            =>    If there are T steps: rows of the sequences, the operators of the steps, and the
+                                      states of their rows;  or else the RecurrentNetwork
+    RecurrentNetworkGradient    =>    likewise
+
+A row is what a link shows: `[1, N, k]`, a blob of its own here, so that states need no links. What the steps share is
+one blob for all of them, and what the backward steps compute, too, unless it is a row.
+
+Source: RecurrentNetworkOp and RecurrentNetworkGradientOp in caffe2/operators/rnn/recurrent_network_op.h, if_op.h.
+"""
+
+from typing import Dict, List, Sequence, Union
+
+from caffe2.proto import caffe2_pb2
+
+from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.operator_arguments import integer
+from caffe2_recurrent.operators import copied, new_operator
+from caffe2_recurrent.rewriting import state_slices
+from caffe2_recurrent.rewriting.backward_pass import StateGradient, state_gradients
+from caffe2_recurrent.rewriting.rows import UNITS
+from caffe2_recurrent.wiring import Link
+
+NET, OTHERWISE = "unrolled", "of_other_lengths"
+
+Operators = List[caffe2_pb2.OperatorDef]
+
+
+def around_forward(loop: Loop) -> Operators:
+    """What takes the place of the forward operator."""
+    *before, otherwise = loop.around_forward()
+    return [*before, _chosen(loop, _forward(loop), otherwise)]
+
+
+def around_gradient(loop: Loop) -> Operators:
+    """What takes the place of the gradient operator."""
+    otherwise, *after = loop.around_gradient()
+    made = _chosen(loop, _backward(loop), otherwise)
+    made.is_gradient_op = True
+    return [made, *after]
+
+
+def states_read(loop: Loop) -> List[str]:
+    """The outer blobs of the states of which a step reads the value before it, or of which the net reads all."""
+    before = {link.outer for link in loop.links if link.offset == 0} | set(loop.outputs)
+    return [state.outer_states for state in loop.states if state.outer_states in before]
+
+
+def needs_step_number(operator: caffe2_pb2.OperatorDef) -> bool:
+    """Whether an operator that is given the step number looks at it, as units do for lengths."""
+    return operator.type not in UNITS or bool(integer(operator, "sequence_lengths", 1))
+
+
+def _chosen(loop: Loop, operators: Operators, otherwise: caffe2_pb2.OperatorDef) -> caffe2_pb2.OperatorDef:
+    assert loop.unrolled is not None
+    written: Dict[str, None] = {}
+    read: Dict[str, None] = {}
+    for operator in operators:
+        read.update(dict.fromkeys(blob for blob in operator.input if blob not in written))
+        written.update(dict.fromkeys(operator.output))
+    # The backward steps read what the forward steps have left, whatever that is.
+    results = list(dict.fromkeys([*otherwise.output, *written]))
+    inputs = dict.fromkeys([loop.unrolled.condition, *read, *otherwise.input])
+    nets = {}
+    for branch, name, inside in (("then_net", NET, operators), ("else_net", OTHERWISE, [otherwise])):
+        nets[branch] = caffe2_pb2.NetDef(name=name, type="simple", op=inside)
+        nets[branch].external_input.extend(read if inside is operators else otherwise.input)
+        nets[branch].external_output.extend(written if inside is operators else otherwise.output)
+    return new_operator("If", list(inputs), results, otherwise, **nets)
+
+
+def _forward(loop: Loop) -> Operators:
+    assert loop.unrolled is not None
+    steps = range(loop.unrolled.steps)
+    made: Operators = []
+    states = [state.outer_states for state in loop.states]
+    for outer in dict.fromkeys(link.outer for link in loop.links if link.outer not in states):
+        made.append(_split(loop, outer, [_row(loop, outer, step) for step in steps]))
+    for state in loop.states:
+        if state.outer_states in states_read(loop):
+            size = loop.unrolled.columns[state.outer_states]
+            made.append(_reshaped(loop, state.outer_initial, _row(loop, state.outer_states, 0), [1, -1, size]))
+    made += _step_numbers(loop)
+    for step in steps:
+        names = _forward_names(loop, step)
+        made += [_renamed(operator, names) for operator in loop.operators]
+    for outer in states:
+        if outer not in backward_buffers(loop):
+            made += _states(loop, outer)
+    return made
+
+
+def _states(loop: Loop, outer: str) -> Operators:
+    """All values of a state, and what is shown of them."""
+    assert loop.unrolled is not None
+    rows = [_row(loop, outer, row) for row in range(loop.unrolled.steps + 1)]
+    is_read = outer in states_read(loop)
+    made: Operators = []
+    if is_read:
+        made.append(_joined(loop, rows, outer))
+    for alias in loop.aliases:
+        if alias.outer_states != outer:
+            continue
+        if alias.offset == -1:
+            made.append(new_operator("Copy", rows[-1:], [alias.outer_output], loop.forward))
+        elif is_read:
+            made.append(state_slices.operator(loop, outer, alias.outer_output, alias.offset))
+        else:
+            made.append(_joined(loop, rows[1:], alias.outer_output))
+    return made
+
+
+def _backward(loop: Loop) -> Operators:
+    assert loop.gradient is not None and loop.unrolled is not None
+    gradient, steps = loop.gradient, loop.unrolled.steps
+    of_states = state_gradients(loop)
+    made: Operators = []
+    from_outside = {}
+    for outer, of in of_states.items():
+        from_outside[of.outer] = [loop.new_blob("{}_of_{}".format(of.outer, step)) for step in range(steps)]
+        made += _last(loop, outer, of, from_outside[of.outer])
+    for step in reversed(range(steps)):
+        for of in of_states.values():
+            if of.of_all is not None and step < steps - 1:
+                row = _row(loop, of.outer, step + 1)
+                made.append(new_operator("Sum", [row, from_outside[of.outer][step]], [row], loop.forward))
+        names = _backward_names(loop, step)
+        made += [_renamed(operator, names) for operator in gradient.operators]
+    initial = {state.outer_states: state.outer_initial for state in loop.states}
+    for outer, of in of_states.items():
+        # As in a backward pass that is a loop of its own.
+        inputs = [_row(loop, of.outer, 0), initial[outer]]
+        made.append(new_operator("SumReduceLike", inputs, [of.of_initial], loop.forward))
+    buffers = backward_buffers(loop)
+    for outer, offset in dict.fromkeys((link.outer, link.offset) for link in sequence_links(loop)):
+        rows = [_row(loop, outer, step + offset) for step in range(steps)]
+        made.append(_joined(loop, rows, buffers.get(outer, outer)))
+    return made
+
+
+def backward_buffers(loop: Loop) -> Dict[str, str]:
+    """Buffers of the loop to which the backward step writes, and what shows the values of all steps."""
+    linked = {link.outer for link in loop.gradient.backward_links} if loop.gradient is not None else set()
+    return {
+        alias.outer_states: alias.outer_output for alias in loop.aliases if alias.outer_states in linked & loop.buffers
+    }
+
+
+def sequence_links(loop: Loop) -> List[Link]:
+    """What the backward step writes, but for the gradients of states."""
+    assert loop.gradient is not None
+    of_states = {of.outer for of in state_gradients(loop).values()}
+    return [link for link in loop.gradient.backward_links if link.outer not in of_states]
+
+
+def _last(loop: Loop, outer: str, of: StateGradient, from_outside: List[str]) -> Operators:
+    """The gradient of a state's last value, and the rows of that of all values, if there is one."""
+    assert loop.unrolled is not None
+    row, size = _row(loop, of.outer, loop.unrolled.steps), loop.unrolled.columns[outer]
+    made: Operators = []
+    if of.of_all is not None:
+        # To the engine's operator only its number of elements matters.
+        rows = loop.new_blob(of.outer + "_rows")
+        made.append(_reshaped(loop, of.of_all, rows, [loop.unrolled.steps, -1, size]))
+        made.append(_split(loop, rows, from_outside))
+    if of.of_last is not None:
+        made.append(_reshaped(loop, of.of_last, row, [1, -1, size]))
+    if of.of_all is not None:
+        inputs = ([row] if of.of_last is not None else []) + from_outside[-1:]
+        made.append(new_operator("Sum", inputs, [row], loop.forward))
+    if not made:
+        like = _row(loop, outer, loop.unrolled.steps)
+        made.append(new_operator("ConstantFill", [like], [row], loop.forward, value=0.0))
+    return made
+
+
+# -------------------------------------------------------------------------------------------------------------- names
+
+
+def _forward_names(loop: Loop, step: int) -> Dict[str, str]:
+    names = {blob: _own(loop, blob, step) for blob in loop.written}
+    names.update({link.inner: _row(loop, link.outer, step + link.offset) for link in loop.links})
+    names[loop.timestep] = _step_number(loop, step)
+    return names
+
+
+def _backward_names(loop: Loop, step: int) -> Dict[str, str]:
+    gradient = loop.gradient
+    assert gradient is not None
+    names = _forward_names(loop, step)
+    seen = set(gradient.links) | set(gradient.backward_links)
+    seen_rows = {link.inner: _row(loop, link.outer, step + link.offset) for link in seen}
+    changed = set(changed_in_place(loop))
+    for operator in gradient.operators:
+        for blob in operator.output:
+            if blob not in changed:
+                names[blob] = _made(loop, blob, "backward", blob)
+    return {**names, **seen_rows}
+
+
+def changed_in_place(loop: Loop) -> List[str]:
+    """What the forward step has left and the backward step reads before it writes to it."""
+    assert loop.gradient is not None
+    written: Dict[str, None] = {}
+    found: Dict[str, None] = {}
+    for operator in loop.gradient.operators:
+        found.update(dict.fromkeys(blob for blob in operator.input if blob not in written))
+        written.update(dict.fromkeys(operator.output))
+    return [blob for blob in written if blob in found and blob in loop.written]
+
+
+def _row(loop: Loop, outer: str, row: int) -> str:
+    """A row of an outer blob that links show."""
+    return _made(loop, "{}_{}".format(outer, row), "row", outer, row)
+
+
+def _own(loop: Loop, blob: str, step: int) -> str:
+    """A blob that a forward step computes and no link shows."""
+    if blob in loop.shared:
+        return _made(loop, blob, "shared", blob)
+    return _made(loop, "{}_{}".format(blob, step), "forward", blob, step)
+
+
+def _step_number(loop: Loop, step: int) -> str:
+    if any(map(needs_step_number, _counting(loop))):
+        return _made(loop, "{}_{}".format(loop.timestep, step), "step", step)
+    return _made(loop, loop.timestep, "step")
+
+
+def _made(loop: Loop, name: str, *key: Union[str, int]) -> str:
+    """The blob of that key, the same one each time; its name is like `name`."""
+    if (NET, *key) not in loop.made:
+        # Not like those of the loop, which is there as well.
+        loop.made[(NET, *key)] = loop.new_blob("{}_{}".format(NET, name.split("/")[-1]))
+    return loop.made[(NET, *key)]
+
+
+# ---------------------------------------------------------------------------------------------------------- operators
+
+
+def _counting(loop: Loop) -> Operators:
+    """The operators that are given the step number."""
+    return [operator for operators in loop.steps for operator in operators if loop.timestep in operator.input]
+
+
+def _step_numbers(loop: Loop) -> Operators:
+    assert loop.unrolled is not None
+    steps, kind = loop.unrolled.steps, caffe2_pb2.TensorProto.INT32
+    if not _counting(loop):
+        return []
+    if not any(map(needs_step_number, _counting(loop))):
+        return [new_operator("ConstantFill", [], [_step_number(loop, 0)], loop.forward, shape=[1], value=0, dtype=kind)]
+    all_steps = loop.new_blob("unrolled_step_numbers")
+    numbers = {"shape": [steps], "values": list(range(steps))}
+    return [
+        new_operator("GivenTensorIntFill", [], [all_steps], loop.forward, **numbers),
+        _split(loop, all_steps, [_step_number(loop, step) for step in range(steps)]),
+    ]
+
+
+def _renamed(operator: caffe2_pb2.OperatorDef, names: Dict[str, str]) -> caffe2_pb2.OperatorDef:
+    made = copied(operator)
+    for blobs in (made.input, made.output):
+        blobs[:] = [names.get(blob, blob) for blob in blobs]
+    return made
+
+
+def _split(loop: Loop, blob: str, rows: Sequence[str]) -> caffe2_pb2.OperatorDef:
+    return new_operator("Split", [blob], rows, loop.forward, axis=0)
+
+
+def _joined(loop: Loop, rows: Sequence[str], blob: str) -> caffe2_pb2.OperatorDef:
+    return new_operator("Concat", rows, [blob, loop.new_blob("unrolled_sizes")], loop.forward, axis=0)
+
+
+def _reshaped(loop: Loop, blob: str, result: str, shape: Sequence[int]) -> caffe2_pb2.OperatorDef:
+    old = loop.new_blob("unrolled_old_shape")
+    return new_operator("Reshape", [blob], [result, old], loop.forward, shape=shape)

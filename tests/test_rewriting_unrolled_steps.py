@@ -1,0 +1,447 @@
+"""The rule `unrolled_steps`: steps one behind the other, for the number of steps that a net is optimised for."""
+
+import numpy as np
+import pytest
+from caffe2.python import core, workspace
+from caffe2.python.model_helper import ModelHelper
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import caffe2_recurrent
+import comparing
+import random_step_nets
+import rewriting_support as support
+import step_nets
+from caffe2_recurrent import GRU, LSTM, optimize, recurrent_net
+from caffe2_recurrent.loop_reading import read_loops
+from caffe2_recurrent.rewriting import trial, unrolled, unrolled_trial
+from caffe2_recurrent.rewriting.subjects import Seconds, prepared
+from caffe2_recurrent.sizes import Sizes
+from cells import CELLS
+from test_random_step_nets import drawn_options, seeds
+from test_rewriting_onednn import feed_parameters
+from test_rewriting_random import assert_drawn_cell_right, assert_step_net_right, chosen_rules
+
+pytestmark = pytest.mark.usefixtures("unrolled_steps")
+
+RULE = "unrolled_steps"
+# What has to be out of a loop that trains before it.
+ALONE = ["parameter_gradients", RULE]
+EVERY_CELL = pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
+EVERY_STEP_NET = pytest.mark.parametrize("make", step_nets.AS_CAFFE2 + step_nets.MENDED, ids=lambda make: make.__name__)
+# But those that keep blobs in the slices of sequences, and of their gradients, which small steps do without.
+MOST = [name for name in support.NAMES if name not in ("sequence_in_place", "gradient_buffer")]
+RULES = pytest.mark.parametrize("rules", [ALONE, MOST], ids=["alone", "most rules"])
+GRADIENTS = pytest.mark.parametrize("gradients", [True, False], ids=["training", "forward"])
+KINDS = pytest.mark.parametrize("kind", ["simple", "dag", "async_scheduling"])
+
+
+def written_out(rules=MOST, **options):
+    """An LSTM whose steps are written out, and what must stay what it is."""
+    model, blobs = support.lstm(**options)
+    report = optimize(model, rules, even_if_slower=True)
+    assert report.counts[RULE] == 1, report
+    return model, blobs
+
+
+def branches(net):
+    """The `then_net` and `else_net` of what stands for loops."""
+    nets = [{given.name: given.n for given in operator.arg if given.HasField("n")} for operator in net.Proto().op]
+    return [(of["then_net"], of["else_net"]) for of in nets if "then_net" in of and of["then_net"].name == unrolled.NET]
+
+
+# ------------------------------------------------------------------------------------------------ values and gradients
+
+
+@EVERY_CELL
+@RULES
+def test_cells_have_the_values_and_gradients_of_a_numpy_loop(cell, rules):
+    fired = 0
+    for lengths in (None, [cell.steps, 1]):
+        for recompute in (False, True):
+            variant = cell.remembering_nothing() if recompute else cell
+            workspace.ResetWorkspace()
+            with support.optimising(rules) as lines:
+                variant.but(lengths=lengths).assert_right(executor=False)
+            fired += lines.counts[RULE]
+    assert fired or cell.name.startswith("attention"), lines.reasons
+
+
+@EVERY_STEP_NET
+@RULES
+@pytest.mark.parametrize("forward_only", [True, False], ids=["forward", "training"])
+def test_step_nets_have_the_values_and_gradients_of_a_numpy_loop(make, rules, forward_only):
+    step_net = make()
+    with support.optimising(rules):
+        if forward_only:
+            comparing.assert_right(recurrent_net, step_net, executor=False, forward_only=True)
+        else:
+            comparing.assert_right(recurrent_net, step_net, executor=False)
+
+
+@settings(max_examples=80)
+@given(seeds, st.integers(1, 3), st.booleans(), chosen_rules)
+def test_random_step_nets(seed, sequences, executor, rules):
+    assert_step_net_right(seed, sequences, executor, None if rules is None else {*rules, RULE})
+
+
+@settings(max_examples=40)
+@given(st.data(), st.booleans(), chosen_rules)
+def test_random_sizes_lengths_options_and_rules_of_cells(data, executor, rules):
+    assert_drawn_cell_right(data, executor, None if rules is None else {*rules, *ALONE})
+
+
+def test_it_finds_something_to_do_in_random_step_nets():
+    with support.optimising(ALONE) as lines:
+        for seed in range(40):
+            workspace.ResetWorkspace()
+            step_net = random_step_nets.step_net(seed, 1 + seed % 3)
+            comparing.run(recurrent_net, step_net, executor=False, **drawn_options(seed, step_net))
+    assert lines.counts[RULE] >= 7, lines.reasons
+
+
+def plant_an_error(monkeypatch):
+    """Steps see the sequence from its end."""
+    right = unrolled._split
+    monkeypatch.setattr(unrolled, "_split", lambda loop, blob, rows: right(loop, blob, rows[::-1]))
+
+
+def test_an_error_in_the_forward_pass_is_found(monkeypatch):
+    model, blobs = support.lstm(gradients=False)
+    expected = support.run(model, blobs)
+    plant_an_error(monkeypatch)
+    model, blobs = written_out(gradients=False)
+    with pytest.raises(AssertionError, match="output"):
+        support.assert_same(support.run(model, blobs), expected)
+
+
+def test_an_error_in_the_backward_pass_is_found(monkeypatch):
+    """Gradients from outside come to other steps."""
+    model, blobs = support.lstm()
+    expected = support.run(model, blobs)
+    right = unrolled._last
+    monkeypatch.setattr(unrolled, "_last", lambda *arguments: right(*arguments[:-1], arguments[-1][::-1]))
+    model, blobs = written_out()
+    with pytest.raises(AssertionError, match="output"):
+        support.assert_same(support.run(model, blobs), expected)
+
+
+# ------------------------------------------------------------------------------------------------------------- its nets
+
+
+@pytest.mark.parametrize("options", [{}, {"lengths": True}, support.RECOMPUTED], ids=["built", "lengths", "recomputed"])
+@GRADIENTS
+@RULES
+def test_an_lstm(options, gradients, rules):
+    model, blobs = support.lstm(gradients=gradients, **options)
+    expected = support.run(model, blobs)
+    workspace.ResetWorkspace()
+    model, blobs = written_out(rules, gradients=gradients, **options)
+    assert read_loops(model.net.Proto()) == {}
+    support.assert_done(model.net, rules)
+    support.assert_same(support.run(model, blobs), expected)
+    assert len(branches(model.net)) == 1 + gradients
+    for steps, otherwise in branches(model.net):
+        assert steps.type == "simple"
+        assert not {operator.type for operator in steps.op} & {support.LOOP, support.GRADIENT}
+        assert [operator.type in (support.LOOP, support.GRADIENT) for operator in otherwise.op] == [True]
+
+
+def test_an_lstm_of_the_engine_has_the_same_bits():
+    model, blobs = support.lstm(gradients=False)
+    expected = support.run(model, blobs)[0]
+    workspace.ResetWorkspace()
+    model, blobs = written_out([RULE], gradients=False)
+    assert all(map(np.array_equal, support.run(model, blobs)[0], expected))
+
+
+@GRADIENTS
+@pytest.mark.parametrize("lengths", [False, True])
+def test_runs_of_other_sizes(gradients, lengths):
+    """T as written out, and others, by turns in one workspace: the loop runs then."""
+
+    def change(model):
+        assert optimize(model, MOST, even_if_slower=True).counts[RULE] == 1
+
+    options = {"gradients": gradients, "lengths": lengths}
+    expected = support.runs_of_other_sizes(lambda model: None, **options)
+    support.assert_same(support.runs_of_other_sizes(change, **options), expected)
+
+
+def test_the_loop_runs_when_the_number_of_steps_is_another_one(monkeypatch):
+    """What is written out is wrong; it must not have run."""
+    model, blobs = support.lstm(gradients=False)
+    support.feed(steps=5)
+    expected = support.run(model, blobs)
+    plant_an_error(monkeypatch)
+    model, blobs = written_out(gradients=False)
+    support.feed(steps=5)
+    support.assert_same(support.run(model, blobs), expected)
+
+
+def test_a_run_without_steps():
+    expected = support.run_without_steps(lambda model: None)
+
+    def change(model):
+        assert optimize(model, ALONE, even_if_slower=True).counts[RULE] == 1
+
+    support.assert_same(support.run_without_steps(change), expected)
+
+
+@KINDS
+def test_layers_in_nets_that_run_operators_side_by_side(kind):
+    def build():
+        workspace.ResetWorkspace()
+        model = ModelHelper("layers")
+        model.net.Proto().type = kind
+        below, *_ = LSTM(model, "x", None, ("h0", "c0"), support.DIM_IN, support.D, "below")
+        beside, *_ = GRU(model, "x", None, ("h0",), support.DIM_IN, support.D, "beside")
+        summed = model.net.Sum([below, beside], "sum")
+        above, *_ = LSTM(model, summed, None, ("h0", "c0"), support.D, support.D, "above")
+        found = model.AddGradientOperators({above: model.net.AddExternalInput("dh")})
+        workspace.RunNetOnce(model.param_init_net)
+        support.feed()
+        feed_parameters(model, 5)
+        return model, [str(above), *(str(found[name]) for name in ("x", "h0", "c0", *map(str, model.params)))]
+
+    expected = support.run(*build())
+    model, blobs = build()
+    assert optimize(model, MOST, even_if_slower=True).counts[RULE] == 3
+    support.assert_done(model.net, MOST)
+    for _ in range(5):
+        support.assert_same(support.run(model, blobs), expected)
+
+
+def test_a_layer_behind_one_that_is_written_out_knows_its_sizes():
+    model = ModelHelper("layers")
+    below, *_ = LSTM(model, "x", None, ("h0", "c0"), support.DIM_IN, support.D, "below", forward_only=True)
+    support.feed()
+    workspace.RunNetOnce(model.param_init_net)
+    assert optimize(model, MOST, even_if_slower=True).counts[RULE] == 1
+    LSTM(model, below, None, ("h0", "c0"), support.D, support.D, "above", forward_only=True)
+    workspace.RunNetOnce(model.param_init_net)
+    assert optimize(model, MOST, even_if_slower=True).counts[RULE] == 1
+
+
+def test_gradients_of_all_values_and_of_the_last():
+    """And of the state that nobody looks at."""
+
+    def build():
+        workspace.ResetWorkspace()
+        model = ModelHelper("model")
+        outputs = LSTM(model, "x", None, ("h0", "c0"), support.DIM_IN, support.D, "layer", outputs_with_grads="auto")
+        addends = [model.net.SumElements(model.net.Mul([outputs[0], "dh"])), model.net.SumElements(outputs[1])]
+        found = model.AddGradientOperators([model.net.Sum(addends, "loss")])
+        support.feed()
+        workspace.RunNetOnce(model.param_init_net)
+        feed_parameters(model, 5)
+        return model, [str(outputs[0]), *(str(found[name]) for name in ("x", "h0", "c0", *map(str, model.params)))]
+
+    expected = support.run(*build())
+    model, blobs = build()
+    assert optimize(model, MOST, even_if_slower=True).counts[RULE] == 1
+    support.assert_same(support.run(model, blobs), expected)
+
+
+@GRADIENTS
+def test_it_runs_beside_the_net_as_it_was(gradients):
+    """In the same workspace under the same name, before and after it."""
+    plain, blobs = support.lstm(name="plain", gradients=gradients)
+    expected = support.run(plain, blobs)
+    nets = [plain, written_out(name="plain", gradients=gradients)[0]]
+    nets.append(written_out([RULE] if not gradients else ALONE, name="plain", gradients=gradients)[0])
+    for first in nets:
+        for second in nets:
+            support.run(first, blobs)
+            support.assert_same(support.run(second, blobs), expected)
+
+
+def test_memory_optimization_shares_what_it_shared():
+    """What steps compute again is one blob for all of them."""
+    model, _ = written_out(ALONE, **support.RECOMPUTED)
+    (forward, _), *_ = branches(model.net)
+    gates = {operator.output[0] for operator in forward.op if operator.type == "FC"}
+    assert len(gates) == 1
+    (forward, _), *_ = branches(written_out(ALONE)[0].net)
+    assert len({operator.output[0] for operator in forward.op if operator.type == "FC"}) == support.T
+
+
+def test_what_looks_at_steps():
+    model, blobs = written_out()
+    support.run(model, blobs)
+    text = "net '.*' has its steps written out; optimize it without the rule 'unrolled_steps'"
+    for look in (caffe2_recurrent.step_times, caffe2_recurrent.step_values):
+        with pytest.raises(ValueError, match=text):
+            look(model)
+    prediction = caffe2_recurrent.prediction_net(model, ["x"], ["layer/hidden_t_all"])
+    assert len(branches(prediction.net)) == 1
+
+
+# --------------------------------------------------------------------------------------------------------- what it says
+
+
+def reasons(model_or_net, rules=(RULE,), **options):
+    report = optimize(model_or_net, list(rules), dry_run=True, **{"even_if_slower": True, **options})
+    return [refusal.reason for refusal in report.refusals if refusal.rule == RULE]
+
+
+def test_numbers_of_steps():
+    model, _ = support.lstm(gradients=False)
+    assert reasons(model, shapes={"x": (1, 3, 2)}) == ["there is one step"]
+    assert reasons(model, shapes={"x": (200, 3, 2)}) == ["1600 operators and links of all steps are many"]
+    workspace.ResetWorkspace()
+    assert reasons(model) == ["the number of steps is not known; give shapes"]
+    assert reasons(model, shapes={"x": (9, 3, 2)}) == [
+        "the initial state 'h0' is not known to have a row for each sequence; give shapes"
+    ]
+
+
+def test_what_a_trial_cannot_tell():
+    model, _ = support.lstm(gradients=False)
+    assert reasons(model, even_if_slower=False, trials=False) == ["for 9 steps it is not faster"]
+    workspace.ResetWorkspace()
+    shapes = {"layer/i2h": (9, 3, 16), "h0": (3, 4), "c0": (3, 4)}
+    assert reasons(model.net, even_if_slower=False, shapes=shapes) == [
+        "the shapes of what its steps read are not all known; give shapes"
+    ]
+
+
+@pytest.mark.parametrize("gain, made", [(1.04, 0), (1.06, 1)])
+@pytest.mark.parametrize("options", [{}, {"gradients": False}, {"lengths": True}], ids=str)
+def test_a_trial_decides(monkeypatch, gain, made, options):
+    trial.forget()
+    names = []
+
+    def in_turn(candidates, one_by_one):
+        for candidate in candidates.values():
+            subject = candidate()
+            # It has to run: all that it reads is there.
+            with prepared(subject) as timer:
+                timer(1.0)
+        names.append(list(candidates))
+        return {unrolled_trial.AS_IT_IS: Seconds(0, gain), unrolled_trial.UNROLLED: Seconds(0, 1.0)}
+
+    monkeypatch.setattr(unrolled_trial.trial, "in_turn", in_turn)
+    model, _ = support.lstm(**options)
+    for _ in range(2):
+        assert optimize(model, ALONE[options.get("gradients") is False :], dry_run=True).counts[RULE] == made
+    assert names == [[unrolled_trial.AS_IT_IS, unrolled_trial.UNROLLED]]
+    trial.forget()
+
+
+def test_slices_that_steps_write_to():
+    model, _ = support.lstm(memory_optimization=True)
+    assert reasons(model, ALONE) == ["the step writes over 'layer/input_t'"]
+    model, _ = support.lstm()
+    rules = [name for name in support.NAMES if name != "sequence_in_place"]
+    assert reasons(model, rules) == ["the sequence's gradient holds another blob already"]
+
+
+def test_gradients_that_are_added_up_in_the_loop():
+    model, _ = support.lstm()
+    assert reasons(model) == ["steps add up the gradient of 'layer/gates_t_w'"]
+
+
+def test_a_backward_pass_that_is_a_loop(backward_loops):
+    model, _ = support.lstm()
+    assert reasons(model, ["parameter_gradients", "backward_loop", RULE]) == ["its backward pass is a loop of its own"]
+
+
+def test_threads_that_somebody_has_given():
+    model, _ = support.lstm()
+    for operator in model.net.Proto().op:
+        if operator.type in (support.LOOP, support.GRADIENT):
+            caffe2_recurrent.set_rnn_executor_config(operator, num_threads=2)
+    assert reasons(model, ALONE) == ["the RNN executor has a number of threads, and steps in a row do without it"]
+
+
+def refused(change, **options):
+    """What the rule says of the loop of an LSTM without parameters' gradients, after `change`."""
+    model, _ = support.lstm(**options)
+    if options.get("gradients") is not False:
+        optimize(model, ALONE[:1])
+    (loop,) = read_loops(model.net.Proto()).values()
+    change(loop)
+    sizes = Sizes({"layer/i2h": (support.T, support.N, 16), "h0": (1, support.N, 4), "c0": (1, support.N, 4)})
+    unrolling = support.rule(RULE)
+    (site,) = unrolling.sites(loop)
+    return unrolling.refusal(loop, site, sizes)
+
+
+def test_what_is_refused_of_a_forward_pass():
+    def other_slice(loop):
+        loop.links[-1] = loop.links[-1]._replace(offset=1)
+
+    def no_new_value(loop):
+        del loop.links[1]
+
+    def other_part(loop):
+        loop.aliases[0] = loop.aliases[0]._replace(offset=0)
+
+    def another_name(loop):
+        loop.operators.append(core.CreateOperator("Alias", ["layer/hidden_t"], ["shown"]))
+
+    states = "layer/layer/hidden_t_prev_states"
+    for change, reason in [
+        (lambda loop: None, None),
+        (other_slice, "'layer/input_t' is linked to another slice of 'layer/i2h' than that of the step"),
+        (no_new_value, "a step does not write one new value of '{}'".format(states)),
+        (other_part, "'layer/hidden_t_all' is another part of '{}' than all values or the last one".format(states)),
+        (another_name, "a step shows a blob under another name"),
+    ]:
+        assert refused(change, gradients=False) == reason
+
+
+def test_what_is_refused_of_a_backward_pass():
+    def not_passed_on(loop):
+        loop.gradient.backward_links[:] = [link for link in loop.gradient.backward_links if link.offset == 1]
+
+    def other_slice(loop):
+        loop.gradient.backward_links[-1] = loop.gradient.backward_links[-1]._replace(offset=1)
+
+    def not_written(loop):
+        del loop.gradient.backward_links[-1]
+
+    def written_again(loop):
+        loop.gradient.operators.append(core.CreateOperator("Copy", ["layer/hidden_t"], ["layer/cell_t"]))
+
+    states = "layer/layer/hidden_t_prev_states"
+    for change, reason in [
+        (lambda loop: None, None),
+        (not_passed_on, "the backward step does not pass on the gradient of '{}'".format(states)),
+        (other_slice, "'layer/gates_t_grad' is not what a step writes to its slice of 'layer/layer/i2h_grad'"),
+        (
+            not_written,
+            "no step writes to its slice of 'layer/layer/i2h_grad', which the gradient operator makes",
+        ),
+        (written_again, "the backward step writes to 'layer/cell_t'"),
+    ]:
+        assert refused(change) == reason
+
+
+def test_steps_that_may_run_side_by_side():
+    step_net = step_nets.two_states()
+    net, _ = comparing.build(recurrent_net, step_net)
+    comparing.feed(step_net)
+    (reason,) = reasons(net)
+    assert reason.startswith("it would take the RNN executor off: ")
+
+
+def test_large_products():
+    model, _ = support.lstm(gradients=False)
+    assert optimize(model, ["packed_products"], even_if_slower=True).total == 1
+    assert reasons(model, even_if_slower=False) == [
+        "its products are large enough for oneDNN, and links take little of the time"
+    ]
+
+
+def test_a_step_that_asks_for_certain_numbers():
+    """Which those of a trial are not: here, the rows that it takes."""
+    make = step_nets.Maker()
+    x, h, rows = make.sequence(), make.state(), make.reference("rows", 1)
+    make.outer[rows] = np.zeros(1, np.int32)
+    make.link(h, make.cell.Sum([make.cell.Gather([x, rows], "row"), h], "h_t"))
+    step_net = make.done()
+    net, _ = comparing.build(recurrent_net, step_net, forward_only=True)
+    comparing.feed(step_net)
+    assert reasons(net, even_if_slower=False) == ["its steps cannot be tried with arbitrary numbers"]
