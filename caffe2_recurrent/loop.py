@@ -62,12 +62,14 @@ class Turned(NamedTuple):
 class Unrolled(NamedTuple):
     """`condition`, an outer blob, says whether there are the `steps` that a loop is written out for, see `unrolled.py`.
 
-    `columns` are those of the states, by their outer blobs.
+    `columns` are those of the states, by their outer blobs. `shapeless` are blobs of the steps that are linked and may
+    have been written in another shape than that of a slice.
     """
 
     steps: int
     condition: str
     columns: Dict[str, int]
+    shapeless: FrozenSet[str]
 
 
 @dataclass
@@ -118,10 +120,11 @@ class Loop:
     sequence, those of them that make one for this loop alone and may as well run right in front of it, `sinks` the
     positions of those that continue from the gradient just as the loop leaves it. `laying_out` are those that an
     earlier rewriting put there to lay out weights for oneDNN. `busy` are the outer blobs that other operators in front
-    of the gradient operator read or write. `buffers` are states that no step reads: they hold a blob of all steps, for
-    operators after the loop. `of_shape` are outer blobs for which only the shape of a sequence counts. `shared` are the
-    blobs that steps share, `shared_before` those that they shared before anything was rewritten, `linked_before` those
-    that were linked then. With `unrolled` its steps are to be written out.
+    of the gradient operator read or write, `read_outside` those that something else than the loop may read. `buffers`
+    are states that no step reads: they hold a blob of all steps, for operators after the loop. `of_shape` are outer
+    blobs for which only the shape of a sequence counts. `shared` are the blobs that steps share, `shared_before` those
+    that they shared before anything was rewritten, `linked_before` those that were linked then. With `unrolled` its
+    steps are to be written out.
     """
 
     name: str
@@ -148,6 +151,7 @@ class Loop:
     sinks: Set[int] = field(default_factory=set)
     laying_out: List[caffe2_pb2.OperatorDef] = field(default_factory=list)
     busy: Set[str] = field(default_factory=set)
+    read_outside: Set[str] = field(default_factory=set)
     buffers: Set[str] = field(default_factory=set)
     of_shape: Set[str] = field(default_factory=set)
     shared_before: Tuple[str, ...] = ()

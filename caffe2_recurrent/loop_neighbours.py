@@ -17,10 +17,17 @@ def add_neighbours(net: caffe2_pb2.NetDef, loops: Mapping[int, Loop]) -> None:
     mentioned = Counter(name for operator in net.op for name in set(all_names(caffe2_pb2.NetDef(op=[operator]))))
     for position, loop in loops.items():
         loop.busy = _busy(net, loop, position)
+        loop.read_outside = _read_outside(net, loop)
         loop.around = _around(net, loop)
         loop.sources = _sources(net, loop, position, mentioned)
         loop.sinks = _sinks(net, loop)
         loop.laying_out = _laying_out(net, position)
+
+
+def _read_outside(net: caffe2_pb2.NetDef, loop: Loop) -> Set[str]:
+    """What others than the loop may read: the blobs of all other operators, of nets inside them too, and results."""
+    own = loop.outer_operators
+    return {*net.external_output, *all_names(caffe2_pb2.NetDef(op=[other for other in net.op if other not in own]))}
 
 
 def _around(net: caffe2_pb2.NetDef, loop: Loop) -> Dict[int, List[caffe2_pb2.OperatorDef]]:

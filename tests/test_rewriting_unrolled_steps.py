@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from caffe2.proto import caffe2_pb2
 from caffe2.python import core, workspace
 from caffe2.python.model_helper import ModelHelper
 from hypothesis import given, settings
@@ -179,6 +180,63 @@ def test_the_loop_runs_when_the_number_of_steps_is_another_one(monkeypatch):
     support.assert_same(support.run(model, blobs), expected)
 
 
+def squeezed(blob):
+    return core.CreateOperator("Squeeze", [blob], [blob], dims=[0])
+
+
+@GRADIENTS
+@RULES
+def test_rows_that_steps_write_in_another_shape(gradients, rules):
+    """The engine does not mind, and the next step sees them in the shape of a slice."""
+
+    def build():
+        workspace.ResetWorkspace()
+        model, blobs = support.lstm(gradients=gradients)
+        if gradients:
+            assert optimize(model, ALONE[:1]).total == 1
+            support.backward_step(model.net).op.extend(
+                map(squeezed, ["layer/hidden_t_prev_grad", "layer/gates_t_grad"])
+            )
+        support.step(model.net).op.extend(map(squeezed, ["layer/hidden_t", "layer/cell_t"]))
+        return model, blobs
+
+    model, blobs = build()
+    expected = support.run(model, blobs)
+    shapes = [workspace.FetchBlob(blob).shape for blob in blobs]
+    model, blobs = build()
+    report = optimize(model, rules, even_if_slower=True)
+    assert report.counts[RULE] == 1, report
+    support.assert_same(support.run(model, blobs), expected)
+    assert [workspace.FetchBlob(blob).shape for blob in blobs] == shapes
+
+
+def two_sequences(**options):
+    make = step_nets.Maker()
+    x, other, h = make.sequence(), make.sequence("other_t"), make.state()
+    make.link(h, make.cell.Tanh(make.cell.Sum([x, other, h], "sum"), "h_t"))
+    step_net = make.done()
+    net, outputs = comparing.build(recurrent_net, step_net, **options)
+    comparing.feed(step_net)
+    return step_net, net, outputs
+
+
+def test_another_sequence_that_is_longer():
+    """The engine goes by the first one, and leaves the rest of the other."""
+
+    def run(rules, rest):
+        workspace.ResetWorkspace()
+        step_net, net, outputs = two_sequences(forward_only=True)
+        if rules:
+            assert optimize(net, rules, even_if_slower=True).counts[RULE] == 1
+        longer = np.concatenate([step_net.outer["OTHER"]] * (1 + rest))
+        workspace.FeedBlob("OTHER", longer)
+        workspace.RunNetOnce(net)
+        return [workspace.FetchBlob(str(outputs[0]))], {}
+
+    for rest in (0, 1):
+        support.assert_same(run([RULE], rest), run([], rest))
+
+
 def test_a_run_without_steps():
     expected = support.run_without_steps(lambda model: None)
 
@@ -254,6 +312,34 @@ def test_it_runs_beside_the_net_as_it_was(gradients):
         for second in nets:
             support.run(first, blobs)
             support.assert_same(support.run(second, blobs), expected)
+
+
+@pytest.mark.parametrize("reader", [None, "operator", "operator in a net", "result"])
+def test_all_values_of_a_state_are_there_if_something_reads_them(reader):
+    states = "layer/layer/hidden_t_prev_states"
+    model, blobs = support.lstm(gradients=False)
+    proto = model.net.Proto()
+    copying = core.CreateOperator("Copy", [states], ["copied"])
+    if reader == "operator":
+        proto.op.extend([copying])
+    elif reader == "operator in a net":
+        copies = caffe2_pb2.NetDef(name="copies", op=[copying], external_input=[states])
+        proto.op.extend([core.CreateOperator("If", ["is_read"], ["copied"], then_net=copies)])
+        proto.external_input.append("is_read")
+        workspace.FeedBlob("is_read", np.array([True]))
+    elif reader == "result":
+        proto.external_output.append(states)
+    if reader:
+        # The engine's operator does not say that it writes to them.
+        proto.external_input.append(states)
+        workspace.CreateBlob(states)
+    expected = support.run(model, [*blobs, states])[0]
+    workspace.FeedBlob(states, np.zeros(0, np.float32))
+    assert optimize(model, [RULE], even_if_slower=True).counts[RULE] == 1
+    found = support.run(model, [*blobs, states])[0]
+    if reader is None:
+        expected[-1] = np.zeros(0)
+    assert all(map(np.array_equal, found, expected))
 
 
 def test_memory_optimization_shares_what_it_shared():
@@ -417,6 +503,19 @@ def test_what_is_refused_of_a_backward_pass():
         (written_again, "the backward step writes to 'layer/cell_t'"),
     ]:
         assert refused(change) == reason
+
+
+def test_a_gradient_whose_shape_nothing_tells():
+    _, net, outputs = two_sequences()
+    net.AddGradientOperators({outputs[0]: net.AddExternalInput("dh")})
+    (loop,) = read_loops(net.Proto()).values()
+    (inner,) = [link.inner for link in loop.gradient.backward_links if link.outer in loop.gradient.others]
+    loop.gradient.operators.append(squeezed(inner))
+    unrolling = support.rule(RULE)
+    (site,) = unrolling.sites(loop)
+    shapes = {blob: workspace.FetchBlob(blob).shape for blob in loop.inputs}
+    reason = "'{}' is not known to be a row for each sequence".format(inner)
+    assert unrolling.refusal(loop, site, Sizes(shapes)) == reason
 
 
 def test_steps_that_may_run_side_by_side():

@@ -24,6 +24,8 @@ GIVING_FLOATS = frozenset(
     + ["Max", "Min", "Pow", "Reshape", "SigmoidGradient", "Sin", "Softplus", "Softsign", "Sqr", "Sqrt", "Squeeze"]
     + ["Swish", "TanhGradient", "Transpose", "WeightedSum"]
 ).union(ELEMENTWISE, BINARY, ALONG_FEATURES, UNITS)
+# Of which Caffe2 says nothing: what they give is shaped like their first inputs, in their order.
+LIKE_THEIR_INPUTS = UNITS.union(unit + "Gradient" for unit in UNITS)
 # Of a blob and its shape, where a rule depends on a 1 in it that is one by chance; see `Sizes.when_larger`.
 MAY_BE_LARGER = "'{}' {} may be larger in another run, as nothing says that it is a parameter"
 
@@ -42,6 +44,17 @@ def shapes_before(loop: Loop, sizes: Sizes, operators: Sequence[caffe2_pb2.Opera
     found = _after(loop.operators, found, slices)
     slices = _slices(loop, sizes.batch(loop), outer, loop.gradient.backward_links)
     return _after(operators[:position], {**found, **slices}, slices)
+
+
+def shapes_written(loop: Loop, sizes: Sizes) -> Shapes:
+    """Those of what both steps have written in the end, slices among it as its last operator has left them."""
+    outer = sizes.made_by(loop.before)
+    batch = sizes.batch(loop)
+    found = _after(loop.operators, {**outer, **_slices(loop, batch, outer, loop.links)}, {})
+    if loop.gradient is None:
+        return found
+    slices = _slices(loop, batch, outer, loop.gradient.backward_links)
+    return _after(loop.gradient.operators, {**found, **slices}, {})
 
 
 def columns(loop: Loop, sizes: Sizes) -> Dict[str, int]:
@@ -99,6 +112,8 @@ def _after(operators: Sequence[caffe2_pb2.OperatorDef], known: Mapping[str, Shap
 
 
 def _made(operator: caffe2_pb2.OperatorDef, inputs: Shapes) -> Shapes:
+    if operator.type in LIKE_THEIR_INPUTS:
+        return {blob: inputs[of] for blob, of in zip(operator.output, operator.input) if of in inputs}
     if any(is_aten(operator, kind) for kind in BROADCASTING):
         if len(inputs) < len(set(operator.input)):
             return {}

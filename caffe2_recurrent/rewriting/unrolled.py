@@ -10,7 +10,7 @@ one blob for all of them, and what the backward steps compute, too, unless it is
 Source: RecurrentNetworkOp and RecurrentNetworkGradientOp in caffe2/operators/rnn/recurrent_network_op.h, if_op.h.
 """
 
-from typing import Dict, List, Sequence, Union
+from typing import Dict, List, Sequence, Set, Union
 
 from caffe2.proto import caffe2_pb2
 
@@ -41,10 +41,22 @@ def around_gradient(loop: Loop) -> Operators:
     return [made, *after]
 
 
+def sequences(loop: Loop) -> List[str]:
+    """The outer blobs of which a step sees a row and that are no states."""
+    states = {state.outer_states for state in loop.states}
+    return list(dict.fromkeys(link.outer for link in loop.links if link.outer not in states))
+
+
 def states_read(loop: Loop) -> List[str]:
     """The outer blobs of the states of which a step reads the value before it, or of which the net reads all."""
-    before = {link.outer for link in loop.links if link.offset == 0} | set(loop.outputs)
-    return [state.outer_states for state in loop.states if state.outer_states in before]
+    before = {link.outer for link in loop.links if link.offset == 0}
+    return [state.outer_states for state in loop.states if state.outer_states in before | _whole(loop)]
+
+
+def _whole(loop: Loop) -> Set[str]:
+    """The states that something reads from their initial values on."""
+    read = {blob for operator in loop.after_gradient for blob in operator.input}
+    return {state.outer_states for state in loop.states} & {*loop.outputs, *loop.read_outside, *read}
 
 
 def needs_step_number(operator: caffe2_pb2.OperatorDef) -> bool:
@@ -75,7 +87,7 @@ def _forward(loop: Loop) -> Operators:
     steps = range(loop.unrolled.steps)
     made: Operators = []
     states = [state.outer_states for state in loop.states]
-    for outer in dict.fromkeys(link.outer for link in loop.links if link.outer not in states):
+    for outer in sequences(loop):
         made.append(_split(loop, outer, [_row(loop, outer, step) for step in steps]))
     for state in loop.states:
         if state.outer_states in states_read(loop):
@@ -85,6 +97,7 @@ def _forward(loop: Loop) -> Operators:
     for step in steps:
         names = _forward_names(loop, step)
         made += [_renamed(operator, names) for operator in loop.operators]
+        made += _shaped(loop, [link for link in loop.links if link.inner in loop.written], step)
     for outer in states:
         if outer not in backward_buffers(loop):
             made += _states(loop, outer)
@@ -95,16 +108,16 @@ def _states(loop: Loop, outer: str) -> Operators:
     """All values of a state, and what is shown of them."""
     assert loop.unrolled is not None
     rows = [_row(loop, outer, row) for row in range(loop.unrolled.steps + 1)]
-    is_read = outer in states_read(loop)
+    is_whole = outer in _whole(loop)
     made: Operators = []
-    if is_read:
+    if is_whole:
         made.append(_joined(loop, rows, outer))
     for alias in loop.aliases:
         if alias.outer_states != outer:
             continue
         if alias.offset == -1:
             made.append(new_operator("Copy", rows[-1:], [alias.outer_output], loop.forward))
-        elif is_read:
+        elif is_whole:
             made.append(state_slices.operator(loop, outer, alias.outer_output, alias.offset))
         else:
             made.append(_joined(loop, rows[1:], alias.outer_output))
@@ -127,15 +140,34 @@ def _backward(loop: Loop) -> Operators:
                 made.append(new_operator("Sum", [row, from_outside[of.outer][step]], [row], loop.forward))
         names = _backward_names(loop, step)
         made += [_renamed(operator, names) for operator in gradient.operators]
+        made += _shaped(loop, gradient.backward_links, step)
     initial = {state.outer_states: state.outer_initial for state in loop.states}
     for outer, of in of_states.items():
         # As in a backward pass that is a loop of its own.
         inputs = [_row(loop, of.outer, 0), initial[outer]]
         made.append(new_operator("SumReduceLike", inputs, [of.of_initial], loop.forward))
     buffers = backward_buffers(loop)
-    for outer, offset in dict.fromkeys((link.outer, link.offset) for link in sequence_links(loop)):
-        rows = [_row(loop, outer, step + offset) for step in range(steps)]
-        made.append(_joined(loop, rows, buffers.get(outer, outer)))
+    for link in {link.outer: link for link in sequence_links(loop)}.values():
+        rows = [_row(loop, link.outer, step + link.offset) for step in range(steps)]
+        made.append(_joined(loop, rows, buffers.get(link.outer, link.outer)))
+        if link.outer == gradient.sequence and link.inner in loop.unrolled.shapeless:
+            shape, old = loop.new_blob("unrolled_shape"), loop.new_blob("unrolled_old_shape")
+            made.append(new_operator("Shape", [gradient.like], [shape], loop.forward))
+            made.append(new_operator("Reshape", [link.outer, shape], [link.outer, old], loop.forward))
+    return made
+
+
+def _shaped(loop: Loop, links: Sequence[Link], step: int) -> Operators:
+    """What gives rows of states that a step has written the shape in which the next one sees them."""
+    assert loop.unrolled is not None
+    columns = dict(loop.unrolled.columns)
+    if loop.gradient is not None:
+        columns.update((of.outer, columns[outer]) for outer, of in state_gradients(loop).items())
+    made: Operators = []
+    for link in dict.fromkeys(links):
+        if link.outer in columns and link.inner in loop.unrolled.shapeless:
+            row = _row(loop, link.outer, step + link.offset)
+            made.append(_reshaped(loop, row, row, [1, -1, columns[link.outer]]))
     return made
 
 

@@ -1,14 +1,14 @@
 """Steps of small loops one behind the other, without links."""
 
 import copy
-from typing import Iterable, Optional, Set
+from typing import FrozenSet, Iterable, Optional, Set
 
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop, Unrolled
 from caffe2_recurrent.operator_arguments import strings
 from caffe2_recurrent.operators import SHOWING, is_on_onednn
-from caffe2_recurrent.rewriting import gradient_memory, overlap, unrolled, unrolled_trial
+from caffe2_recurrent.rewriting import gradient_memory, overlap, step_shapes, unrolled, unrolled_trial
 from caffe2_recurrent.rewriting.backward_pass import state_gradients
 from caffe2_recurrent.rewriting.rows import DIMENSIONS
 from caffe2_recurrent.rewriting.rule import Rule, Site
@@ -55,6 +55,7 @@ class UnrolledSteps(Rule):
             or _why_not_backward(loop)
             or _why_not_forward(loop)
             or _why_not_states(loop, sizes)
+            or _why_not_rows(loop, sizes)
         )
 
     def loss(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
@@ -76,8 +77,14 @@ class UnrolledSteps(Rule):
         kind = caffe2_pb2.TensorProto.INT64
         wanted = loop.add_before("ConstantFill", [], "unrolled_for", shape=[1], value=steps, dtype=kind)
         condition = loop.add_before("EQ", [number, wanted], "is_unrolled")
+        for sequence in unrolled.sequences(loop):
+            if sequence != loop.inputs[0]:
+                # The engine goes by the first one. Another may be longer.
+                number = loop.add_before("Shape", [sequence], sequence + "_steps", axes=[0])
+                is_as_long = loop.add_before("EQ", [number, wanted], sequence + "_is_unrolled")
+                condition = loop.add_before("And", [condition, is_as_long], "are_unrolled")
         columns = {state.outer_states: (sizes.shape(state.outer_initial) or (0,))[-1] for state in loop.states}
-        loop.unrolled = Unrolled(steps, condition, columns)
+        loop.unrolled = Unrolled(steps, condition, columns, _shapeless(loop, sizes))
 
 
 def _why_not_forward(loop: Loop) -> Optional[str]:
@@ -113,6 +120,25 @@ def _why_not_states(loop: Loop, sizes: Sizes) -> Optional[str]:
                 state.outer_initial
             )
     return None
+
+
+def _why_not_rows(loop: Loop, sizes: Sizes) -> Optional[str]:
+    if loop.gradient is None:
+        return None
+    shapeless = _shapeless(loop, sizes)
+    for link in unrolled.sequence_links(loop):
+        if link.inner in shapeless and link.outer in loop.gradient.others:
+            return "'{}' is not known to be a row for each sequence".format(link.inner)
+    return None
+
+
+def _shapeless(loop: Loop, sizes: Sizes) -> FrozenSet[str]:
+    """To the engine the shape of what is written to a slice does not matter; to the next step it does."""
+    links = [link for link in loop.links if link.inner in loop.written]
+    if loop.gradient is not None:
+        links += loop.gradient.backward_links
+    shapes, batch = step_shapes.shapes_written(loop, sizes), sizes.batch(loop)
+    return frozenset(link.inner for link in links if shapes.get(link.inner, ())[:-1] != (1, batch))
 
 
 def _why_not_backward(loop: Loop) -> Optional[str]:
