@@ -12,9 +12,10 @@ import step_nets
 from caffe2_recurrent import GRU, LSTM, optimize, recurrent_net
 from caffe2_recurrent.loop import Parameter
 from caffe2_recurrent.loop_reading import read_loops
-from caffe2_recurrent.rewriting import over_steps, passes
+from caffe2_recurrent.rewriting import over_steps, passes, trial
 from caffe2_recurrent.rewriting.lstm_forms import ByTanh
 from caffe2_recurrent.rewriting.rules import RULES, executor_threads, lstm_unit
+from caffe2_recurrent.rewriting.rules.unrolled_steps import UnrolledSteps
 from caffe2_recurrent.rewriting.subjects import Seconds
 from caffe2_recurrent.sizes import Sizes
 from cells import CELLS
@@ -712,57 +713,106 @@ def test_executor_threads_leaves_steps_that_may_run_side_by_side():
 
 def executor_after(model):
     """Whether the RNN executor is on in both operators of a loop, and with how many threads; a second call agrees."""
-    found = set()
-    for kind in ("RecurrentNetwork", "RecurrentNetworkGradient"):
-        given = {given.name: given.i for given in support.operator(model.net, kind).arg}
-        found.add((given["enable_rnn_executor"], given.get("rnn_executor.num_threads")))
+    kinds = ("RecurrentNetwork", "RecurrentNetworkGradient")
+    (state,) = {executor_settings(support.operator(model.net, kind)) for kind in kinds}
     assert optimize(model, ["executor_threads"]).total == 0
-    (state,) = found
     return state
+
+
+def executor_settings(operator):
+    given = {given.name: given.i for given in operator.arg}
+    return given["enable_rnn_executor"], given.get("rnn_executor.num_threads")
 
 
 ON, OFF = (1, 1), (0, None)
 
 
+def no_trial(*_):
+    raise AssertionError("nothing was to be tried")
+
+
 def test_executor_threads_turns_the_executor_off_for_large_states(monkeypatch):
-    monkeypatch.setattr(executor_threads, "_tried", None)
+    monkeypatch.setattr(executor_threads.loop_trial, "seconds", no_trial)
     model, _ = support.lstm()
     optimize(model, ["executor_threads"], shapes={"x": (9, 8192 // support.D, support.DIM_IN)})
     assert executor_after(model) == OFF
 
 
-@pytest.mark.parametrize("steps, tried", [(9, 9), (50, 50), (70, 50)])
-@pytest.mark.parametrize("without, state", [(0.5, OFF), (1.19, OFF), (1.21, ON)])
-def test_executor_threads_goes_by_a_trial(steps, tried, without, state, monkeypatch):
+@pytest.mark.parametrize("without, state", [(0.5, OFF), (1.09, OFF), (1.11, ON)])
+def test_executor_threads_goes_by_a_trial(without, state, monkeypatch):
     seen = []
 
-    def trial(*sizes):
-        seen.append(sizes)
-        return {True: Seconds(0.0, 1.0), False: Seconds(0.0, without)}
+    def seconds(loop, candidates, sizes):
+        seen.append({name: executor_of(candidate) for name, candidate in candidates.items()})
+        assert sizes.steps(loop) == 9
+        return {executor_threads.ON: Seconds(0.0, 1.0), executor_threads.OFF: Seconds(0.0, without)}
 
-    monkeypatch.setattr(executor_threads, "_tried", trial)
+    monkeypatch.setattr(executor_threads.loop_trial, "seconds", seconds)
     model, _ = support.lstm()
     # A buffer of four times the width, which no step reads, is no state.
     optimize(model, ["lstm_unit", "gradient_buffer"], even_if_slower=True)
     batch = 8192 // support.D - 1
-    optimize(model, ["executor_threads"], shapes={"x": (steps, batch, support.DIM_IN)})
+    optimize(model, ["executor_threads"], shapes={"x": (9, batch, support.DIM_IN)})
     assert executor_after(model) == state
-    assert seen == [(tried, batch, support.D)]
+    assert seen == [{executor_threads.ON: ON, executor_threads.OFF: OFF}]
 
 
-@pytest.mark.parametrize("known", [(None, 3, 4), (9, None, 4), (9, 3, None)], ids=str)
+def executor_of(loop):
+    """As `executor_after` has it, of a loop."""
+    (state,) = {executor_settings(operator) for operator in loop.outer_operators}
+    return state
+
+
+def test_executor_threads_compares_with_what_then_applies(monkeypatch, backward_loops, unrolled_steps):
+    """Without the executor steps may be written out, and a backward pass may be a loop of its own."""
+    for steps, name, written_out, turned in ((9, "few", True, False), (200, "many", False, True)):
+        workspace.ResetWorkspace()
+        monkeypatch.setattr(UnrolledSteps, "loss", lambda *_: None)
+        model, _ = support.lstm()
+        found = []
+
+        def seconds(loop, candidates, sizes, found=found):
+            found += [(of.unrolled is not None, of.gradient.turned is not None) for of in candidates.values()]
+            return {executor_threads.ON: Seconds(0.0, 1.0), executor_threads.OFF: Seconds(0.0, 9.0)}
+
+        monkeypatch.setattr(executor_threads.loop_trial, "seconds", seconds)
+        rules = ["parameter_gradients", "executor_threads", "backward_loop", "unrolled_steps"]
+        report = optimize(model, rules, shapes={"x": (steps, support.N, support.DIM_IN)})
+        assert found == [(False, False), (written_out, turned)], name
+        # It was slower, so that none of this happens.
+        assert executor_after(model) == ON
+        assert report.counts["backward_loop"] == report.counts["unrolled_steps"] == 0
+
+
+@pytest.mark.parametrize("known", [["x"], ["x", "h0"], ["x", "h0", "c0"]], ids=len)
 def test_executor_threads_does_without_a_trial(known, monkeypatch):
-    """Where sizes are not known the executor stays, with one thread."""
-    monkeypatch.setattr(executor_threads, "_tried", None)
-    assert not executor_threads._goes_off(*known)
+    """Where sizes are not known, those of parameters included, the executor stays, with one thread."""
+    monkeypatch.setattr(trial, "in_turn", no_trial)
+    model, _ = support.lstm()
+    workspace.ResetWorkspace()
+    shapes = {"x": (9, support.N, support.DIM_IN), "h0": (support.N, support.D), "c0": (support.N, support.D)}
+    optimize(model.net, ["executor_threads"], shapes={blob: shapes[blob] for blob in known})
+    assert executor_after(model) == ON
 
 
-@pytest.mark.parametrize("executor", [True, False])
-def test_executor_threads_tries(executor):
+@pytest.mark.parametrize("gradients", [True, False], ids=["training", "forward only"])
+def test_executor_threads_tries_both(gradients, monkeypatch):
     """In whatever scope."""
+    found = []
+    right = executor_threads.loop_trial.seconds
+
+    def seconds(*arguments):
+        found.append(right(*arguments))
+        return found[-1]
+
+    monkeypatch.setattr(executor_threads.loop_trial, "seconds", seconds)
+    model, _ = support.lstm(gradients=gradients)
     gpu = core.DeviceOption(caffe2_pb2.CUDA, 0)
     with leaving_no_trace(), core.NameScope("scope"), core.DeviceScope(gpu):
-        assert executor_threads._tried.__wrapped__(3, 2, 5)[executor].step > 0
+        optimize(model, ["executor_threads"], shapes={"x": (9, support.N, support.DIM_IN)})
+    (times,) = found
+    assert list(times) == [executor_threads.ON, executor_threads.OFF]
+    assert all(time.step > 0 for time in times.values())
 
 
 def test_executor_threads_leaves_what_was_set():

@@ -15,7 +15,8 @@ import rewriting_support as support
 import step_nets
 from caffe2_recurrent import GRU, LSTM, optimize, recurrent_net
 from caffe2_recurrent.loop_reading import read_loops
-from caffe2_recurrent.rewriting import trial, unrolled, unrolled_trial
+from caffe2_recurrent.rewriting import loop_trial, trial, unrolled
+from caffe2_recurrent.rewriting.rules.unrolled_steps import AS_IT_IS, UNROLLED
 from caffe2_recurrent.rewriting.subjects import Seconds, prepared
 from caffe2_recurrent.sizes import Sizes
 from cells import CELLS
@@ -405,13 +406,13 @@ def test_a_trial_decides(monkeypatch, gain, made, options):
             with prepared(subject) as timer:
                 timer(1.0)
         names.append(list(candidates))
-        return {unrolled_trial.AS_IT_IS: Seconds(0, gain), unrolled_trial.UNROLLED: Seconds(0, 1.0)}
+        return {AS_IT_IS: Seconds(0, gain), UNROLLED: Seconds(0, 1.0)}
 
-    monkeypatch.setattr(unrolled_trial.trial, "in_turn", in_turn)
+    monkeypatch.setattr(loop_trial.trial, "in_turn", in_turn)
     model, _ = support.lstm(**options)
     for _ in range(2):
         assert optimize(model, ALONE[options.get("gradients") is False :], dry_run=True).counts[RULE] == made
-    assert names == [[unrolled_trial.AS_IT_IS, unrolled_trial.UNROLLED]]
+    assert names == [[AS_IT_IS, UNROLLED]]
     trial.forget()
 
 

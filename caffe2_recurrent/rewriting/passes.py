@@ -54,9 +54,9 @@ def rewritten(
         if position in around:
             operators += around[position]
         elif position in changed:
-            operators += _around_forward(changed[position])
+            operators += around_forward(changed[position])
         elif operator.type == GRADIENT_OPERATOR and operator.input[-1] in differentiated:
-            operators += _around_gradient(differentiated[operator.input[-1]])
+            operators += around_gradient(differentiated[operator.input[-1]])
         else:
             operators.append(operator)
     exposed_gradients.keep_order(operators)
@@ -65,11 +65,13 @@ def rewritten(
     return operators, report
 
 
-def _around_forward(loop: Loop) -> Operators:
+def around_forward(loop: Loop) -> Operators:
+    """What takes the place of the forward operator, as far as the loop has been rewritten."""
     return loop.around_forward() if loop.unrolled is None else unrolled.around_forward(loop)
 
 
-def _around_gradient(loop: Loop) -> Operators:
+def around_gradient(loop: Loop) -> Operators:
+    """What takes the place of the gradient operator; the loop's `after_gradient` comes last."""
     assert loop.gradient is not None
     if loop.unrolled is not None:
         return unrolled.around_gradient(loop)

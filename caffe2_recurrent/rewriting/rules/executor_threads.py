@@ -1,31 +1,27 @@
 """How many threads the RNN executor takes, and whether it pays at all."""
 
-import functools
-from typing import Dict, Iterable, List, Optional
-
-from caffe2.proto import caffe2_pb2
-from caffe2.python import core
+import copy
+from typing import Iterable, Optional
 
 from caffe2_recurrent.executor import ENABLE, set_rnn_executor_config
 from caffe2_recurrent.loop import Loop
-from caffe2_recurrent.operator_arguments import argument, integer, set_arguments
-from caffe2_recurrent.recurrent import recurrent_net
-from caffe2_recurrent.rewriting import trial
-from caffe2_recurrent.rewriting.overlap import THREADS, why_steps_may_overlap
-from caffe2_recurrent.rewriting.rows import FEATURES
+from caffe2_recurrent.operator_arguments import argument, integer
+from caffe2_recurrent.rewriting import loop_trial, passes
+from caffe2_recurrent.rewriting.overlap import THREADS, switch_executor_off, why_steps_may_overlap
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.rewriting.subjects import WORKSPACE, Seconds, Subject
-from caffe2_recurrent.sizes import Shape, Sizes
+from caffe2_recurrent.rewriting.rules.backward_loop import BackwardLoop
+from caffe2_recurrent.rewriting.rules.unrolled_steps import UnrolledSteps
+from caffe2_recurrent.sizes import Sizes
 
 # From here on operators are worth several threads each, which those of the executor do not get. On one thread the
 # executor gains nothing with states of this size; with two, an LSTM of 32 x 256 trains in half the time without it.
 MANY_ELEMENTS = 8192
-# A trial must be faster by this factor with the executor for it to stay: what its thread takes to wake up varies, and
-# is more when the machine is busy. With threads set by `torch.set_num_threads` alone, trials of the same loop said 0.6
-# to 1.2 times as fast, and once a net took 15 ms in place of 9.
-GAIN = 1.2
-# Steps of a trial; with more, time is in proportion to them.
-ENOUGH = 50
+# A loop must be faster by this factor with the executor for it to stay: what its thread takes to wake up varies, and is
+# more when the machine is busy.
+GAIN = 1.1
+ON, OFF = "one thread", "off"
+# What applies to loops without the executor.
+WITHOUT_IT = (BackwardLoop(), UnrolledSteps())
 
 
 class ExecutorThreads(Rule):
@@ -34,7 +30,11 @@ class ExecutorThreads(Rule):
     The executor runs steps side by side. Where every state depends on every other one there is nothing to run side by
     side, and its threads hand the step's operators to each other, each with a cache of its own. And each brings threads
     of OpenMP, so that there are more than cores, and they wait for each other. It goes off for large states, and unless
-    a trial finds it faster: of a small loop with states of these sizes. What `set_rnn_executor_config` has set stays.
+    a trial of the loop finds it faster with one thread than without the executor and with the rules that then apply.
+    That it may be: a net of type `simple`, as steps are, prepares a line of log for each operator that it runs, wanted
+    or not, which the executor does not. What `set_rnn_executor_config` has set stays.
+
+    Source: SimpleNet::Run in caffe2/core/net_simple.cc.
     """
 
     name = "executor_threads"
@@ -48,13 +48,15 @@ class ExecutorThreads(Rule):
         return why_steps_may_overlap(loop)
 
     def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
-        goes_off = _goes_off(sizes.steps(loop), sizes.batch(loop), _largest(loop, sizes))
-        for operator in loop.outer_operators:
-            enabled = argument(operator, ENABLE)
-            if enabled is not None and goes_off:
-                enabled.i = 0
-            else:
-                set_rnn_executor_config(operator, num_threads=1)
+        if _goes_off(loop, sizes):
+            switch_executor_off(loop)
+        else:
+            _give_one_thread(loop)
+
+
+def _give_one_thread(loop: Loop) -> None:
+    for operator in loop.outer_operators:
+        set_rnn_executor_config(operator, num_threads=1)
 
 
 def _largest(loop: Loop, sizes: Sizes) -> Optional[int]:
@@ -64,49 +66,17 @@ def _largest(loop: Loop, sizes: Sizes) -> Optional[int]:
     return max((shape[-1] for shape in shapes if shape), default=None)
 
 
-def _goes_off(steps: Optional[int], batch: Optional[int], size: Optional[int]) -> bool:
-    if batch is None or size is None:
-        return False
+def _goes_off(loop: Loop, sizes: Sizes) -> bool:
+    batch, size = sizes.batch(loop), _largest(loop, sizes)
+    if batch is None or size is None or sizes.steps(loop) is None:
+        return batch is not None and size is not None and batch * size >= MANY_ELEMENTS
     if batch * size >= MANY_ELEMENTS:
         return True
-    if steps is None:
-        return False
-    found: Dict[bool, Seconds] = _tried(min(steps, ENOUGH), batch, size)
-    return GAIN * found[True].step > found[False].step
-
-
-@trial.remembered
-def _tried(steps: int, batch: int, size: int) -> Dict[bool, Seconds]:
-    """With and without the executor."""
-    subject = functools.partial(_subject, steps, batch, size)
-    # The executor's threads are there as long as its net is.
-    return trial.in_turn(
-        {executor: functools.partial(subject, executor) for executor in (True, False)}, one_by_one=True
-    )
-
-
-def _subject(steps: int, batch: int, size: int, executor: bool) -> Subject:
-    """h_t = tanh(columns of h W + b + x_t), with as many columns as an LSTM has for its gates.
-
-    The sequence is a product too: after such a one the threads of OpenMP are awake.
-    """
-    columns = 4 * size
-    shapes: Dict[str, Shape] = {"rows": (steps, batch, size), "h_0": (1, batch, size)}
-    shapes.update({"w": (columns, size), "b": (columns,)})
-    # Whatever scopes the caller is in.
-    with core.NameScope("", reset=True), core.DeviceScope(core.DeviceOption(caffe2_pb2.CPU)):
-        operators = _small_loop()
-    set_arguments(operators[-1], {ENABLE: int(executor)})
-    set_rnn_executor_config(operators[-1], num_threads=1)
-    return Subject(operators, shapes)
-
-
-def _small_loop() -> List[caffe2_pb2.OperatorDef]:
-    net, cell_net = core.Net(WORKSPACE), core.Net(WORKSPACE + "_step")
-    x, h = cell_net.AddScopedExternalInputs("x_t", "h_prev")
-    total = cell_net.Sum([cell_net.FC([h, "w", "b"], "product", axis=FEATURES), x], "total")
-    parts = cell_net.Split(total, ["part_{}".format(part) for part in range(4)], axis=FEATURES)
-    sequence = net.FC(["rows", "w", "b"], "sequence", axis=FEATURES)
-    links = {h: cell_net.Tanh(parts[0], "h_t")}
-    recurrent_net(net, cell_net, [(x, sequence)], [(h, "h_0")], links, scope="trial", forward_only=True)
-    return list(net.Proto().op)
+    on, off = copy.deepcopy(loop), copy.deepcopy(loop)
+    _give_one_thread(on)
+    switch_executor_off(off)
+    for rule in WITHOUT_IT:
+        passes.apply(rule, off, sizes)
+    found = loop_trial.seconds(loop, {ON: on, OFF: off}, sizes)
+    # What cannot be tried is not slower with one thread than it was with four.
+    return not isinstance(found, str) and GAIN * found[ON].step > found[OFF].step

@@ -8,11 +8,10 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.loop import Loop, Unrolled
 from caffe2_recurrent.operator_arguments import strings
 from caffe2_recurrent.operators import SHOWING, is_on_onednn
-from caffe2_recurrent.rewriting import gradient_memory, overlap, step_shapes, unrolled, unrolled_trial
+from caffe2_recurrent.rewriting import gradient_memory, loop_trial, overlap, step_shapes, unrolled
 from caffe2_recurrent.rewriting.backward_pass import state_gradients
 from caffe2_recurrent.rewriting.rows import DIMENSIONS
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.rewriting.unrolled_trial import AS_IT_IS, UNROLLED
 from caffe2_recurrent.sizes import Sizes
 
 # Operators and links of all steps. From here on they do not stay in the cache from run to run, and a training loop is
@@ -20,6 +19,7 @@ from caffe2_recurrent.sizes import Sizes
 MOST_OPERATORS = 1000
 # A trial must be faster by this factor.
 GAIN = 1.05
+AS_IT_IS, UNROLLED = "loop", "unrolled"
 
 
 class UnrolledSteps(Rule):
@@ -63,7 +63,7 @@ class UnrolledSteps(Rule):
             return "its products are large enough for oneDNN, and links take little of the time"
         written_out = copy.deepcopy(loop)
         self.rewrite(written_out, site, sizes)
-        found = unrolled_trial.seconds(loop, written_out, sizes)
+        found = loop_trial.seconds(loop, {AS_IT_IS: loop, UNROLLED: written_out}, sizes)
         if isinstance(found, str):
             return found
         if GAIN * found[UNROLLED].step > found[AS_IT_IS].step:

@@ -1,7 +1,7 @@
-"""A loop and the same loop with its steps written out, timed."""
+"""A loop in several forms, timed as a whole: forwards and, if it trains, backwards."""
 
 import functools
-from typing import Dict, Iterable, Mapping, Optional, Tuple, Union
+from typing import Dict, Iterable, List, Mapping, Optional, Tuple, Union
 
 from caffe2.proto import caffe2_pb2
 
@@ -10,32 +10,46 @@ from caffe2_recurrent.gradient_maker import POSITIONS
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import integer, integers
 from caffe2_recurrent.operators import new_operator
-from caffe2_recurrent.rewriting import trial, unrolled
+from caffe2_recurrent.rewriting import passes, trial, unrolled
 from caffe2_recurrent.rewriting.rows import UNITS
 from caffe2_recurrent.rewriting.subjects import Seconds, Subject
 from caffe2_recurrent.sizes import Shape, Sizes
 
 # The inputs of units that hold whole numbers, the lengths.
 LENGTHS = {"LSTMUnit": 3, "GRUUnit": 2}
-AS_IT_IS, UNROLLED = "loop", "unrolled"
 
 
-def seconds(loop: Loop, candidate: Loop, sizes: Sizes) -> Union[Mapping[str, Seconds], str]:
-    """The times of the loop as it is and of `candidate`, with steps written out; or why they cannot be had."""
-    before = len(loop.before)
-    as_it_is = loop.around_forward()[before:]
-    written_out = unrolled.around_forward(candidate)[before:]
-    if loop.gradient is not None:
-        as_it_is += loop.around_gradient()[:1]
-        written_out += unrolled.around_gradient(candidate)[:1]
+def seconds(loop: Loop, candidates: Mapping[str, Loop], sizes: Sizes) -> Union[Mapping[str, Seconds], str]:
+    """The times of `candidates`, copies of the loop that have been rewritten further; or why they cannot be had.
+
+    Those of a loop and its gradient are timed one behind the other. What rules have put before the loop so far is not
+    timed, nor is what comes after its gradient.
+    """
     known = sizes.made_by(loop.before)
-    written = {blob for operator in as_it_is for blob in operator.output}
-    wanted = dict.fromkeys(blob for operator in as_it_is for blob in operator.input if blob not in written)
-    shapes = _shapes(loop, list(wanted), known)
+    made = {name: _operators(candidate, len(loop.before)) for name, candidate in candidates.items()}
+    shapes = _shapes(loop, list(dict.fromkeys(blob for found in made.values() for blob in _read(found))), known)
     if shapes is None:
         return "the shapes of what its steps read are not all known; give shapes"
-    one_by_one = bool(integer(loop.forward, ENABLE, 0))
-    return _time(_bytes(as_it_is), _bytes(written_out), tuple(shapes.items()), tuple(_lengths(loop)), one_by_one)
+    one_by_one = any(integer(candidate.forward, ENABLE, 0) for candidate in candidates.values())
+    bytes_ = tuple((name, _bytes(operators)) for name, operators in made.items())
+    return _time(bytes_, tuple(shapes.items()), tuple(_lengths(loop)), one_by_one)
+
+
+def _operators(loop: Loop, before: int) -> List[caffe2_pb2.OperatorDef]:
+    """What stands for a loop and its gradient, but for the first operators `before` it."""
+    made = passes.around_forward(loop)[before:]
+    if loop.gradient is not None:
+        around = passes.around_gradient(loop)
+        made += around[: len(around) - len(loop.after_gradient)]
+    return made
+
+
+def _read(operators: Iterable[caffe2_pb2.OperatorDef]) -> Iterable[str]:
+    """The blobs that have to be there before the operators run."""
+    written = set()
+    for operator in operators:
+        yield from (blob for blob in operator.input if blob not in written)
+        written.update(operator.output)
 
 
 def _shapes(loop: Loop, blobs: Iterable[str], known: Mapping[str, Shape]) -> Optional[Dict[str, Shape]]:
@@ -65,8 +79,7 @@ def _bytes(operators: Iterable[caffe2_pb2.OperatorDef]) -> bytes:
 
 @trial.remembered
 def _time(
-    as_it_is: bytes,
-    written_out: bytes,
+    candidates: Tuple[Tuple[str, bytes], ...],
     shapes: Tuple[Tuple[str, Shape], ...],
     lengths: Tuple[str, ...],
     one_by_one: bool,
@@ -82,11 +95,9 @@ def _time(
     def subject(operators: bytes) -> Subject:
         return Subject(caffe2_pb2.NetDef.FromString(operators).op, floats, whole)
 
-    candidates = {AS_IT_IS: as_it_is, UNROLLED: written_out}
     try:
         return trial.in_turn(
-            {name: functools.partial(subject, operators) for name, operators in candidates.items()},
-            one_by_one=one_by_one,
+            {name: functools.partial(subject, operators) for name, operators in candidates}, one_by_one=one_by_one
         )
     except RuntimeError:
         return "its steps cannot be tried with arbitrary numbers"
