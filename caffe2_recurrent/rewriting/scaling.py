@@ -35,3 +35,10 @@ def why_not_by_vectors(
     if columns is not None and shapes[scale] != (columns,):
         return "'{}' has {} numbers for {} columns".format(scale, *shapes[scale], columns)
     return None
+
+
+def why_not_weights(rows: int, columns: int) -> Optional[str]:
+    """Why a scale had better stay off weights `[M, columns]`, which each run scales to save passes over rows of M."""
+    if rows < columns:
+        return "with {} rows in the sequence, weights of {} columns cost more to scale".format(rows, columns)
+    return None

@@ -7,7 +7,7 @@ from caffe2_recurrent.rewriting import dataflow, step_products
 from caffe2_recurrent.rewriting.addends import is_needed, products_at
 from caffe2_recurrent.rewriting.emit import ATEN
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.rewriting.scaling import scalings, why_not_by_vectors
+from caffe2_recurrent.rewriting.scaling import scalings, why_not_by_vectors, why_not_weights
 from caffe2_recurrent.rewriting.step_products import weights_shape
 from caffe2_recurrent.sizes import Sizes
 
@@ -47,6 +47,15 @@ class ScaledWeights(Rule):
         shape = weights_shape(loop, product.input[1], sizes)
         columns = None if shape is None else shape[0 if product.type == "FC" else -1]
         return why_not_by_vectors(loop, scaling, sizes, columns=columns)
+
+    def loss(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
+        steps, batch = sizes.steps(loop), sizes.batch(loop)
+        adding, _ = site.where
+        multiplying, *_ = products_at(loop, adding)
+        product = loop.operators[multiplying]
+        if steps is None or batch is None or weights_shape(loop, product.input[1], sizes) is None:
+            return None
+        return why_not_weights(steps * batch, step_products.read_product(loop, product, sizes, batch).inner)
 
     def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
         adding, scaling = site.where

@@ -13,6 +13,7 @@ from caffe2_recurrent.rewriting.addends import is_in_backward_step, products_at
 from caffe2_recurrent.rewriting.emit import ATEN, is_aten
 from caffe2_recurrent.rewriting.rows import FEATURES, with_rows
 from caffe2_recurrent.rewriting.rule import Rule, Site
+from caffe2_recurrent.rewriting.scaling import why_not_weights
 from caffe2_recurrent.rewriting.step_products import MULTIPLICATION, has_weights_in_rows, weights_shape
 from caffe2_recurrent.sizes import Sizes
 
@@ -86,17 +87,13 @@ class SequenceBias(Rule):
         position, link = site.where
         if not _scale(loop.operators[position]):
             return None
-        # Each run scales `[M, I]` once, and saves the steps two passes over `[N, M]`.
         source = own_sequence.source_of(loop, link.outer)
         assert source is not None
         weights = source.input[1]
         shape = sizes.shape(weights)
         if shape is None:
             return "the size of the weights '{}' is not known; give shapes".format(weights)
-        columns = int(np.prod(shape[1:]))
-        if rows < columns:
-            return "with {} rows in the sequence, weights of {} columns cost more to scale".format(rows, columns)
-        return None
+        return why_not_weights(rows, int(np.prod(shape[1:])))
 
     def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
         position, link = site.where
