@@ -807,8 +807,9 @@ def test_executor_threads_does_without_a_trial(known, monkeypatch):
 
 
 @pytest.mark.parametrize("gradients", [True, False], ids=["training", "forward only"])
-def test_executor_threads_tries_both(gradients, monkeypatch):
-    """In whatever scope."""
+@pytest.mark.parametrize("steps", [9, 200], ids=["few", "many"])
+def test_executor_threads_tries_both(steps, gradients, monkeypatch, backward_loops, unrolled_steps):
+    """In whatever scope, with steps written out or a backward pass that is a loop."""
     found = []
     right = executor_threads.loop_trial.seconds
 
@@ -816,11 +817,14 @@ def test_executor_threads_tries_both(gradients, monkeypatch):
         found.append(right(*arguments))
         return found[-1]
 
+    # Which has a trial of its own.
+    monkeypatch.setattr(UnrolledSteps, "loss", lambda *_: None)
     monkeypatch.setattr(executor_threads.loop_trial, "seconds", seconds)
     model, _ = support.lstm(gradients=gradients)
     gpu = core.DeviceOption(caffe2_pb2.CUDA, 0)
     with leaving_no_trace(), core.NameScope("scope"), core.DeviceScope(gpu):
-        optimize(model, ["executor_threads"], shapes={"x": (9, support.N, support.DIM_IN)})
+        rules = ["parameter_gradients", "executor_threads"]
+        optimize(model, rules, shapes={"x": (steps, support.N, support.DIM_IN)})
     (times,) = found
     assert list(times) == [executor_threads.ON, executor_threads.OFF]
     assert all(time.step > 0 for time in times.values())
