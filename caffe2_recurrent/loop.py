@@ -124,7 +124,7 @@ class Loop:
     are states that no step reads: they hold a blob of all steps, for operators after the loop. `of_shape` are outer
     blobs for which only the shape of a sequence counts. `shared` are the blobs that steps share, `shared_before` those
     that they shared before anything was rewritten, `linked_before` those that were linked then. With `unrolled` its
-    steps are to be written out.
+    steps are to be written out. `rules` are the names of those that are to be applied to it.
     """
 
     name: str
@@ -157,6 +157,7 @@ class Loop:
     shared_before: Tuple[str, ...] = ()
     linked_before: FrozenSet[str] = frozenset()
     unrolled: Optional[Unrolled] = None
+    rules: FrozenSet[str] = frozenset()
 
     @property
     def steps(self) -> List[List[caffe2_pb2.OperatorDef]]:

@@ -776,7 +776,9 @@ def executor_of(loop):
 
 def test_executor_threads_compares_with_what_then_applies(monkeypatch, backward_loops, unrolled_steps):
     """Without the executor steps may be written out, and a backward pass may be a loop of its own."""
-    for steps, name, written_out, turned in ((9, "few", True, False), (200, "many", False, True)):
+    following = ["backward_loop", "unrolled_steps"]
+    cases = ((9, following, True, False), (200, following, False, True), (9, [], False, False), (200, [], False, False))
+    for steps, others, written_out, turned in cases:
         workspace.ResetWorkspace()
         monkeypatch.setattr(UnrolledSteps, "loss", lambda *_: None)
         model, _ = support.lstm()
@@ -787,12 +789,12 @@ def test_executor_threads_compares_with_what_then_applies(monkeypatch, backward_
             return {executor_threads.ON: Seconds(0.0, 1.0), executor_threads.OFF: Seconds(0.0, 9.0)}
 
         monkeypatch.setattr(executor_threads.loop_trial, "seconds", seconds)
-        rules = ["parameter_gradients", "executor_threads", "backward_loop", "unrolled_steps"]
+        rules = ["parameter_gradients", "executor_threads", *others]
         report = optimize(model, rules, shapes={"x": (steps, support.N, support.DIM_IN)})
-        assert found == [(False, False), (written_out, turned)], name
+        assert found == [(False, False), (written_out, turned)], (steps, others)
         # It was slower, so that none of this happens.
         assert executor_after(model) == ON
-        assert report.counts["backward_loop"] == report.counts["unrolled_steps"] == 0
+        assert [report.counts[rule] for rule in others] == [0] * len(others)
 
 
 @pytest.mark.parametrize("known", [["x"], ["x", "h0"], ["x", "h0", "c0"]], ids=len)
@@ -823,7 +825,7 @@ def test_executor_threads_tries_both(steps, gradients, monkeypatch, backward_loo
     model, _ = support.lstm(gradients=gradients)
     gpu = core.DeviceOption(caffe2_pb2.CUDA, 0)
     with leaving_no_trace(), core.NameScope("scope"), core.DeviceScope(gpu):
-        rules = ["parameter_gradients", "executor_threads"]
+        rules = ["parameter_gradients", "executor_threads", "backward_loop", "unrolled_steps"]
         optimize(model, rules, shapes={"x": (steps, support.N, support.DIM_IN)})
     (times,) = found
     assert list(times) == [executor_threads.ON, executor_threads.OFF]

@@ -34,6 +34,7 @@ def rewritten(
         # What rules put there does not tell, but blobs keep what they hold.
         loop.known_rows |= with_rows(loop, sizes)
         loop.columns.update(step_shapes.columns(loop, sizes))
+        loop.rules = frozenset(rule.name for rule in rules)
         with trial.trying(trials):
             for rule in rules:
                 made, left = apply(rule, loop, sizes, even_if_slower)

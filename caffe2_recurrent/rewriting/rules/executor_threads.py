@@ -20,7 +20,7 @@ MANY_ELEMENTS = 8192
 # more when the machine is busy.
 GAIN = 1.05
 ON, OFF = "one thread", "off"
-# What applies to loops without the executor.
+# What may apply to loops without the executor, if it was chosen too.
 WITHOUT_IT = (BackwardLoop(), UnrolledSteps())
 
 
@@ -68,15 +68,18 @@ def _largest(loop: Loop, sizes: Sizes) -> Optional[int]:
 
 def _goes_off(loop: Loop, sizes: Sizes) -> bool:
     batch, size = sizes.batch(loop), _largest(loop, sizes)
-    if batch is None or size is None or sizes.steps(loop) is None:
-        return batch is not None and size is not None and batch * size >= MANY_ELEMENTS
+    if batch is None or size is None:
+        return False
     if batch * size >= MANY_ELEMENTS:
         return True
+    if sizes.steps(loop) is None:
+        return False
     on, off = copy.deepcopy(loop), copy.deepcopy(loop)
     _give_one_thread(on)
     switch_executor_off(off)
     for rule in WITHOUT_IT:
-        passes.apply(rule, off, sizes)
+        if rule.name in loop.rules:
+            passes.apply(rule, off, sizes)
     found = loop_trial.seconds(loop, {ON: on, OFF: off}, sizes)
     # What cannot be tried is not slower with one thread than it was with four.
     return not isinstance(found, str) and GAIN * found[ON].step > found[OFF].step
