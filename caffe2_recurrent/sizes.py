@@ -61,7 +61,7 @@ class Sizes:
     def made_by(self, operators: Sequence[caffe2_pb2.OperatorDef]) -> Dict[str, Shape]:
         """The shapes of what operators compute that a rule has put in front of a loop."""
         found = dict(self._shapes)
-        for operator in operators:
+        for operator in itertools.chain.from_iterable(map(_as_before, operators)):
             known = {blob: found[blob] for blob in operator.input if blob in found}
             if operator.type == "Transpose" and operator.input[0] in known:
                 # Of which older Caffe2s say nothing, but that its axes were invalid.

@@ -1,6 +1,7 @@
 """`step_shapes`: what shapes the blobs of a step have where an operator sees them."""
 
 import pytest
+from caffe2.proto import caffe2_pb2
 from caffe2.python import workspace
 
 import comparing
@@ -54,6 +55,17 @@ def test_what_is_not_known():
     assert "b" not in end(found, found.operators)
     found.operators.append(made("ATen", ["A"], ["A"], operator="squeeze"))
     assert "A" not in end(found, found.operators)
+
+
+def test_what_a_product_by_onednn_in_front_of_the_loop_makes():
+    """Which is inside of an If. A second call of `optimize` knows it, so the first one has to."""
+    product = made("FC", ["x", "w", "b"], ["y"], axis=2)
+    there = caffe2_pb2.OperatorDef()
+    there.CopyFrom(product)
+    there.device_option.device_type = caffe2_pb2.IDEEP
+    nets = {name: caffe2_pb2.NetDef(op=[operator]) for name, operator in (("then_net", there), ("else_net", product))}
+    chosen = made("If", ["is_longer", "x", "w", "b"], ["y"], **nets)
+    assert Sizes({"x": (T, N, 2), "w": (D, 2), "b": (D,)}).made_by([chosen])["y"] == (T, N, D)
 
 
 def test_what_aten_repeats():
