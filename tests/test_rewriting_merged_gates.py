@@ -4,16 +4,18 @@ import pytest
 from caffe2.python import core
 
 import rewriting_support as support
-from caffe2_recurrent import optimize
+from caffe2_recurrent import optimize, set_rnn_executor_config
+from caffe2_recurrent.operators import is_on_onednn
+from caffe2_recurrent.rewriting import onednn
 from caffe2_recurrent.rewriting.rules import RULES, merged_gates
 from caffe2_recurrent.rewriting.subjects import Seconds
 from caffe2_recurrent.sizes import Sizes
-from onednn_support import assert_cell, leaving_no_trace
+from onednn_support import assert_cell, force, leaving_no_trace
 from step_nets import D, N, T
 from test_rewriting_rules import EXECUTOR, forward, loop_of, made, reasons_in, set_argument, why
 from test_rewriting_sequence_bias import Net
 
-RULE = "merged_gates"
+RULE, PACKED = "merged_gates", "packed_products"
 TRANSPOSED = ["transposed_weights", RULE]
 WITH = pytest.mark.parametrize("rules", [[RULE], TRANSPOSED, None], ids=["rows", "columns", "all rules"])
 
@@ -198,6 +200,44 @@ def test_both_are_tried(rules, monkeypatch):
     assert [len(subject.step) for subject in found] == [4, 7]
     assert set(times) == {False, True} and all(seconds.step > 0 for seconds in times.values())
     assert (times[False].once, times[True].once > 0) == (0.0, True)
+
+
+def first_asked(monkeypatch, rules, change=lambda net: None, **options):
+    asked = make_up(monkeypatch, 1.0, Seconds(0.0, 1.0))
+    net = Net(as_in_a_gru, **options)
+    change(net.net)
+    optimize(net.net, rules)
+    monkeypatch.undo()
+    return asked[0]
+
+
+@pytest.mark.parametrize("way", onednn.WAYS)
+def test_both_are_tried_as_they_will_be(way, monkeypatch):
+    """By oneDNN, where the rule that has products there may follow."""
+    size = first_asked(monkeypatch, [RULE, PACKED])
+    assert size.may_be_packed and size.steps == T
+    force(monkeypatch, way)
+    monkeypatch.setattr(merged_gates.PackedProducts, "loss", lambda *_: None)
+    with leaving_no_trace():
+        found = [merged_gates._subject(size, is_merged) for is_merged in (False, True)]
+        times = merged_gates._tried.__wrapped__(size)
+    for subject, products in zip(found, (2, 1)):
+        kinds = [operator.type for operator in subject.step if is_on_onednn(operator)]
+        assert kinds.count("FC" if way == onednn.INNER_PRODUCT else "Conv") == products, kinds
+    assert all(seconds.step > 0 and seconds.once > 0 for seconds in times.values())
+
+
+def with_threads(net):
+    for operator in net.Proto().op:
+        if operator.type in (support.LOOP, support.GRADIENT):
+            set_rnn_executor_config(operator, num_threads=2)
+
+
+@pytest.mark.parametrize(
+    "rules, change", [([RULE], lambda net: None), ([RULE, PACKED], with_threads)], ids=["not chosen", "threads"]
+)
+def test_they_are_tried_by_mkl_if_no_rule_will_have_them_by_onednn(rules, change, monkeypatch):
+    assert not first_asked(monkeypatch, rules, change).may_be_packed
 
 
 # What it refuses.

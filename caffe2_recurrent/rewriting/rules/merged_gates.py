@@ -8,12 +8,14 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import argument, integer, set_arguments
 from caffe2_recurrent.operators import as_bytes, copied, new_operator
-from caffe2_recurrent.rewriting import columns, dataflow, trial
+from caffe2_recurrent.rewriting import columns, dataflow, passes, trial
 from caffe2_recurrent.rewriting.addends import is_needed, products_at
 from caffe2_recurrent.rewriting.columns import SPLIT
 from caffe2_recurrent.rewriting.onednn import Product
+from caffe2_recurrent.rewriting.overlap import has_threads_given, why_executor_pays
 from caffe2_recurrent.rewriting.rows import FEATURES
 from caffe2_recurrent.rewriting.rule import Rule, Site
+from caffe2_recurrent.rewriting.rules.packed_products import PackedProducts
 from caffe2_recurrent.rewriting.sigmoids import sigmoid_of
 from caffe2_recurrent.rewriting.step_products import FC, read_product, weights_shape
 from caffe2_recurrent.rewriting.subjects import Seconds, Subject
@@ -79,7 +81,7 @@ class MergedGates(Rule):
         steps, batch = sizes.steps(loop), sizes.batch(loop)
         if steps is None or batch is None:
             return "the numbers of steps and sequences are not known; give shapes"
-        size = _size(loop, site.where, batch, sizes)
+        size = _size(loop, site.where, steps, batch, sizes)
         found: Dict[bool, Seconds] = _tried(size)
         if GAIN * found[True].of_step(steps) > found[False].of_step(steps):
             return "for [{0.rows}, {0.inner}] x [{0.inner}, {1} + {2}] it is not faster".format(size, *size.widths)
@@ -196,7 +198,8 @@ def _merged_split(
 
 class Size(NamedTuple):
     """Two products of `rows` rows of `inner` numbers, of the kind of the operator `product`, serialised, to which parts
-    of the columns `parts` are added from `part` on; `widths` are theirs. Then comes `sigmoid`.
+    of the columns `parts` are added from `part` on; `widths` are theirs. Then comes `sigmoid`. They are made in `steps`
+    steps, and oneDNN may have them.
     """
 
     product: bytes
@@ -206,20 +209,27 @@ class Size(NamedTuple):
     parts: Tuple[int, ...]
     part: int
     sigmoid: bytes
+    steps: int
+    may_be_packed: bool
 
 
-def _size(loop: Loop, gates: Gates, batch: int, sizes: Sizes) -> Size:
+def _size(loop: Loop, gates: Gates, steps: int, batch: int, sizes: Sizes) -> Size:
     product, sigmoid, splitting = (loop.operators[gates[0][index]] for index in (0, 2, 3))
     first, second = _products(loop, gates, sizes, batch)
     parts = tuple(columns.part_widths(splitting, first.outer * len(splitting.output)))
     widths = (first.outer, second.outer)
-    return Size(as_bytes(product), batch, first.inner, widths, parts, gates[0].part, as_bytes(sigmoid))
+    goes_off = not has_threads_given(loop) and why_executor_pays(loop) is None
+    may_be_packed = PackedProducts.name in loop.rules and goes_off
+    return Size(
+        as_bytes(product), batch, first.inner, widths, parts, gates[0].part, as_bytes(sigmoid), steps, may_be_packed
+    )
 
 
 @trial.remembered
 def _tried(size: Size) -> Dict[bool, Seconds]:
     """Merged, or as it is."""
-    return trial.in_turn({is_merged: functools.partial(_subject, size, is_merged) for is_merged in (False, True)})
+    candidates = {is_merged: functools.partial(_subject, size, is_merged) for is_merged in (False, True)}
+    return trial.in_turn(candidates, size.steps)
 
 
 def _subject(size: Size, is_merged: bool) -> Subject:
@@ -227,13 +237,18 @@ def _subject(size: Size, is_merged: bool) -> Subject:
     if is_merged:
         first, second = _gates(loop)
         _merge(loop, (first, second), size.widths)
+    if size.may_be_packed:
+        # One product may be worth what two are not.
+        passes.apply(PackedProducts(), loop, Sizes(shapes))
     return Subject(loop.operators, shapes, loop.before)
 
 
 def _lone_gates(size: Size) -> Tuple[Loop, Dict[str, Shape]]:
     """A loop of both gates, and the shapes of what they see."""
     in_rows = caffe2_pb2.OperatorDef.FromString(size.product).type == FC
-    shapes: Dict[str, Shape] = {"x": (1, size.rows, sum(size.parts)), "h": (1, size.rows, size.inner)}
+    # Of the sequence only the numbers of steps and rows matter.
+    shapes: Dict[str, Shape] = {"sequence": (size.steps, size.rows, 1)}
+    shapes.update(x=(1, size.rows, sum(size.parts)), h=(1, size.rows, size.inner))
     for number, width in enumerate(size.widths):
         shapes["w{}".format(number)] = (width, size.inner) if in_rows else (size.inner, width)
         shapes["b{}".format(number)] = (width,)
@@ -249,4 +264,5 @@ def _lone_gates(size: Size) -> Tuple[Loop, Dict[str, Shape]]:
         squashing.input[:], squashing.output[:] = [result], [gate]
         adding = new_operator(SUM, [result, parts[size.part + number]], [result], loop.forward)
         loop.operators += [product, adding, squashing]
+    loop.known_rows.add("h")
     return loop, shapes
