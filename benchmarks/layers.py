@@ -5,6 +5,7 @@ import zlib
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
+from caffe2.proto import caffe2_pb2
 from caffe2.python import core, gru_cell, rnn_cell, workspace
 from caffe2.python.model_helper import ModelHelper
 
@@ -292,37 +293,54 @@ class Layer:
         return found
 
     def kept_by_steps(self) -> List[int]:
-        """Bytes that each step's workspace keeps and that are no view into an outer blob; for 10 steps at most.
+        """Bytes that each step's workspace keeps and that are no view into an outer blob; for 10 steps at most. Where
+        steps are written out, those of the blobs that only one of them computes.
 
         The executor, which has its own names for steps, must be off.
         """
         assert self._shape.steps <= 10
-        linked = {
-            blob.decode()
-            for operator in self.model.net.Proto().op
-            if operator.type == LOOPS[0]
-            for argument in operator.arg
-            if argument.name == "link_internal"
-            for blob in argument.strings
-        }
         self.run(1)
         workspace.SwitchWorkspace(self._workspace)
         try:
-            kept = [0] * self._shape.steps
-            for name in map(bytes.decode, caffe2_recurrent.retrieve_step_blobs(self.model.net, "kept")):
-                # kept_<blob><step>, and a step is one digit here.
-                blob, step = name[len("kept_") : -1], int(name[-1])
-                if blob not in linked:
-                    kept[step] += workspace.FetchBlob(name).nbytes
-            return kept
+            written_out = [operator for operator in self.model.net.Proto().op if operator.type == "If"]
+            return self._of_blobs(written_out[0]) if written_out else self._of_workspaces()
         finally:
             workspace.SwitchWorkspace(self._outer)
+
+    def _of_workspaces(self) -> List[int]:
+        loops = [operator for operator in self.model.net.Proto().op if operator.type == LOOPS[0]]
+        linked = {blob for loop in loops for blob in _linked(loop, "link_internal")}
+        kept = [0] * self._shape.steps
+        for name in map(bytes.decode, caffe2_recurrent.retrieve_step_blobs(self.model.net, "kept")):
+            # kept_<blob><step>, and a step is one digit here.
+            blob, step = name[len("kept_") : -1], int(name[-1])
+            if blob not in linked:
+                kept[step] += workspace.FetchBlob(name).nbytes
+        return kept
+
+    def _of_blobs(self, chosen: caffe2_pb2.OperatorDef) -> List[int]:
+        nets = {given.name: given.n for given in chosen.arg}
+        (loop,) = nets["else_net"].op
+        # Rows of these are what links show in the loop.
+        rows = {"unrolled_{}_".format(plain(outer)) for outer in _linked(loop, "link_external")}
+        by_stem: Dict[str, Dict[int, int]] = {}
+        for name in {blob for operator in nets["then_net"].op for blob in operator.output}:
+            stem, step = plain(name)[:-1], name[-1]
+            if step.isdigit() and stem not in rows:
+                by_stem.setdefault(stem, {})[int(step)] = workspace.FetchBlob(name).nbytes
+        steps = range(self._shape.steps)
+        own = [sizes for sizes in by_stem.values() if sorted(sizes) == list(steps)]
+        return [sum(sizes[step] for sizes in own) for step in steps]
 
     def close(self) -> None:
         workspace.SwitchWorkspace(self._workspace)
         workspace.ResetWorkspace()
         workspace.SwitchWorkspace(self._outer)
         Layer._free_workspaces.append(self._workspace)
+
+
+def _linked(loop: caffe2_pb2.OperatorDef, name: str) -> List[str]:
+    return [blob.decode() for given in loop.arg if given.name == name for blob in given.strings]
 
 
 def enable_executor(net: core.Net, executor: bool) -> None:

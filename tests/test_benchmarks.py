@@ -5,6 +5,7 @@ No time is compared with another: how fast anything is says the benchmark, not a
 
 from __future__ import annotations
 
+import functools
 import gc
 import io
 import json
@@ -562,6 +563,21 @@ def test_a_candidate_that_computes_something_else_is_not_timed():
 def test_what_a_step_keeps_is_counted(memory_optimization):
     layer = Layer("LSTM", OURS, SMALL, TRAINING, executor=False, memory_optimization=memory_optimization)
     # The step's number, and the gates.
+    gates = 0 if memory_optimization else 4 * SMALL.batch * 4 * SMALL.dim
+    assert layer.kept_by_steps() == [4 + gates] * 3
+    layer.close()
+
+
+@pytest.mark.usefixtures("unrolled_steps")
+@pytest.mark.parametrize("memory_optimization", [False, True])
+def test_what_a_step_keeps_is_counted_where_steps_are_written_out(monkeypatch, memory_optimization):
+    everything = functools.partial(caffe2_recurrent.optimize, even_if_slower=True)
+    # A backward pass that is a loop comes before, and whatever else would keep something in another way.
+    rules = ["parameter_gradients", "gradient_buffer", "sequence_in_place", "unrolled_steps"]
+    rules = rules if memory_optimization else [rules[0], rules[-1]]
+    monkeypatch.setattr(layers, "optimizer", lambda: functools.partial(everything, rules=rules))
+    layer = Layer("LSTM", OPTIMISED, SMALL, TRAINING, executor=False, memory_optimization=memory_optimization)
+    assert [operator.type for operator in layer.model.net.Proto().op].count("If") == 2
     gates = 0 if memory_optimization else 4 * SMALL.batch * 4 * SMALL.dim
     assert layer.kept_by_steps() == [4 + gates] * 3
     layer.close()

@@ -16,6 +16,7 @@ import step_nets
 from caffe2_recurrent import GRU, LSTM, optimize, recurrent_net
 from caffe2_recurrent.loop_reading import read_loops
 from caffe2_recurrent.rewriting import loop_trial, trial, unrolled
+from caffe2_recurrent.rewriting.backward_pass import LINK
 from caffe2_recurrent.rewriting.rules.unrolled_steps import AS_IT_IS, UNROLLED
 from caffe2_recurrent.rewriting.subjects import Seconds, prepared
 from caffe2_recurrent.sizes import Sizes
@@ -33,7 +34,9 @@ EVERY_CELL = pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
 EVERY_STEP_NET = pytest.mark.parametrize("make", step_nets.AS_CAFFE2 + step_nets.MENDED, ids=lambda make: make.__name__)
 # But those that keep blobs in the slices of sequences, and of their gradients, which small steps do without.
 MOST = [name for name in support.NAMES if name not in ("sequence_in_place", "gradient_buffer")]
-RULES = pytest.mark.parametrize("rules", [ALONE, MOST], ids=["alone", "most rules"])
+ALL = list(support.NAMES)
+IN_MEMORY = pytest.mark.parametrize("rules", [MOST, ALL], ids=["most rules", "all rules"])
+RULES = pytest.mark.parametrize("rules", [ALONE, MOST, ALL], ids=["alone", "most rules", "all rules"])
 GRADIENTS = pytest.mark.parametrize("gradients", [True, False], ids=["training", "forward"])
 KINDS = pytest.mark.parametrize("kind", ["simple", "dag", "async_scheduling"])
 
@@ -158,12 +161,13 @@ def test_an_lstm_of_the_engine_has_the_same_bits():
 
 
 @GRADIENTS
+@IN_MEMORY
 @pytest.mark.parametrize("lengths", [False, True])
-def test_runs_of_other_sizes(gradients, lengths):
+def test_runs_of_other_sizes(gradients, lengths, rules):
     """T as written out, and others, by turns in one workspace: the loop runs then."""
 
     def change(model):
-        assert optimize(model, MOST, even_if_slower=True).counts[RULE] == 1
+        assert optimize(model, rules, even_if_slower=True).counts[RULE] == 1
 
     options = {"gradients": gradients, "lengths": lengths}
     expected = support.runs_of_other_sizes(lambda model: None, **options)
@@ -248,7 +252,8 @@ def test_a_run_without_steps():
 
 
 @KINDS
-def test_layers_in_nets_that_run_operators_side_by_side(kind):
+@IN_MEMORY
+def test_layers_in_nets_that_run_operators_side_by_side(kind, rules):
     def build():
         workspace.ResetWorkspace()
         model = ModelHelper("layers")
@@ -265,8 +270,8 @@ def test_layers_in_nets_that_run_operators_side_by_side(kind):
 
     expected = support.run(*build())
     model, blobs = build()
-    assert optimize(model, MOST, even_if_slower=True).counts[RULE] == 3
-    support.assert_done(model.net, MOST)
+    assert optimize(model, rules, even_if_slower=True).counts[RULE] == 3
+    support.assert_done(model.net, rules)
     for _ in range(5):
         support.assert_same(support.run(model, blobs), expected)
 
@@ -303,11 +308,12 @@ def test_gradients_of_all_values_and_of_the_last():
 
 
 @GRADIENTS
-def test_it_runs_beside_the_net_as_it_was(gradients):
+@IN_MEMORY
+def test_it_runs_beside_the_net_as_it_was(gradients, rules):
     """In the same workspace under the same name, before and after it."""
     plain, blobs = support.lstm(name="plain", gradients=gradients)
     expected = support.run(plain, blobs)
-    nets = [plain, written_out(name="plain", gradients=gradients)[0]]
+    nets = [plain, written_out(rules, name="plain", gradients=gradients)[0]]
     nets.append(written_out([RULE] if not gradients else ALONE, name="plain", gradients=gradients)[0])
     for first in nets:
         for second in nets:
@@ -351,6 +357,38 @@ def test_memory_optimization_shares_what_it_shared():
     assert len(gates) == 1
     (forward, _), *_ = branches(written_out(ALONE)[0].net)
     assert len({operator.output[0] for operator in forward.op if operator.type == "FC"}) == support.T
+
+
+@pytest.mark.parametrize("options", [{}, support.RECOMPUTED], ids=["kept", "recomputed"])
+def test_what_lies_in_the_memory_of_the_sequences_gradient_stays_there(options):
+    """Nothing is copied to it or from it, and steps keep no gates of their own."""
+    model, blobs = written_out(ALL, **options)
+    (forward, loop), (backward, gradient) = branches(model.net)
+    memory = gradient.op[0].output[0]
+    support.run(model, blobs)
+    for net in (forward, backward):
+        shown = [operator.output[0] for operator in net.op if operator.type == LINK and operator.input[1] == memory]
+        assert len(shown) == support.T
+        assert np.array_equal(np.concatenate([workspace.FetchBlob(row) for row in shown]), workspace.FetchBlob(memory))
+        assert not any(operator.type == "Concat" and memory in operator.output for operator in net.op)
+    outer, inner = (
+        [blob.decode() for blob in given.strings]
+        for name in ("link_external", "link_internal")
+        for given in loop.op[0].arg
+        if given.name == name
+    )
+    gates = dict(zip(outer, inner))[memory].split("/")[-1]
+    assert not any("unrolled_{}_".format(gates) in blob for operator in forward.op for blob in operator.output)
+
+
+def test_an_error_in_what_shows_that_memory_is_found(monkeypatch):
+    model, blobs = support.lstm(**support.RECOMPUTED)
+    expected = support.run(model, blobs)
+    right = unrolled._shown
+    monkeypatch.setattr(unrolled, "_shown", lambda loop, blob, rows: right(loop, blob, rows[::-1]))
+    model, blobs = written_out(ALL, **support.RECOMPUTED)
+    with pytest.raises(AssertionError, match="output"):
+        support.assert_same(support.run(model, blobs), expected)
 
 
 def test_what_looks_at_steps():
@@ -419,9 +457,11 @@ def test_a_trial_decides(monkeypatch, gain, made, options):
 def test_slices_that_steps_write_to():
     model, _ = support.lstm(memory_optimization=True)
     assert reasons(model, ALONE) == ["the step writes over 'layer/input_t'"]
-    model, _ = support.lstm()
-    rules = [name for name in support.NAMES if name != "sequence_in_place"]
-    assert reasons(model, rules) == ["the sequence's gradient holds another blob already"]
+    model, _ = support.lstm(memory_optimization=True)
+    assert reasons(model, [name for name in ALL if name != "sequence_in_place"]) == [
+        "the step writes over 'layer/input_t'"
+    ]
+    assert reasons(model, ALL) == []
 
 
 def test_gradients_that_are_added_up_in_the_loop():

@@ -5,20 +5,22 @@
     RecurrentNetworkGradient    =>    likewise
 
 A row is what a link shows: `[1, N, k]`, a blob of its own here, so that states need no links. What the steps share is
-one blob for all of them, and what the backward steps compute, too, unless it is a row.
+one blob for all of them, and what the backward steps compute, too, unless it is a row. What steps keep in the memory of
+the sequence's gradient stays there: its rows are shown by links, by one name to the forward step and by another to the
+backward step, as operators that take over memory need not work in place.
 
 Source: RecurrentNetworkOp and RecurrentNetworkGradientOp in caffe2/operators/rnn/recurrent_network_op.h, if_op.h.
 """
 
-from typing import Dict, List, Sequence, Set, Union
+from typing import Dict, List, Optional, Sequence, Set, Union
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loop import Loop, State
 from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.operators import copied, new_operator
-from caffe2_recurrent.rewriting import state_slices
-from caffe2_recurrent.rewriting.backward_pass import StateGradient, state_gradients
+from caffe2_recurrent.rewriting import gradient_memory, state_slices
+from caffe2_recurrent.rewriting.backward_pass import LINK, StateGradient, state_gradients
 from caffe2_recurrent.rewriting.rows import UNITS
 from caffe2_recurrent.wiring import Link
 
@@ -47,10 +49,22 @@ def sequences(loop: Loop) -> List[str]:
     return list(dict.fromkeys(link.outer for link in loop.links if link.outer not in states))
 
 
+def states(loop: Loop) -> List[State]:
+    """But for the one that has its values in the memory of the sequence's gradient, and hands nothing on."""
+    return [state for state in loop.states if state.outer_states != memory(loop)]
+
+
+def memory(loop: Loop) -> Optional[str]:
+    """The gradient of the sequence, if steps keep something in its slices until it is there."""
+    if loop.gradient is None or not gradient_memory.is_taken(loop):
+        return None
+    return loop.gradient.sequence
+
+
 def states_read(loop: Loop) -> List[str]:
     """The outer blobs of the states of which a step reads the value before it, or of which the net reads all."""
     before = {link.outer for link in loop.links if link.offset == 0}
-    return [state.outer_states for state in loop.states if state.outer_states in before | _whole(loop)]
+    return [state.outer_states for state in states(loop) if state.outer_states in before | _whole(loop)]
 
 
 def _whole(loop: Loop) -> Set[str]:
@@ -86,10 +100,14 @@ def _forward(loop: Loop) -> Operators:
     assert loop.unrolled is not None
     steps = range(loop.unrolled.steps)
     made: Operators = []
-    states = [state.outer_states for state in loop.states]
     for outer in sequences(loop):
         made.append(_split(loop, outer, [_row(loop, outer, step) for step in steps]))
-    for state in loop.states:
+    kept = memory(loop)
+    if kept is not None:
+        assert loop.gradient is not None
+        made.append(new_operator("ConstantFill", [loop.gradient.like], [kept], loop.forward, value=0.0))
+        made += _shown(loop, kept, [_row(loop, kept, step) for step in steps])
+    for state in states(loop):
         if state.outer_states in states_read(loop):
             size = loop.unrolled.columns[state.outer_states]
             made.append(_reshaped(loop, state.outer_initial, _row(loop, state.outer_states, 0), [1, -1, size]))
@@ -98,9 +116,9 @@ def _forward(loop: Loop) -> Operators:
         names = _forward_names(loop, step)
         made += [_renamed(operator, names) for operator in loop.operators]
         made += _shaped(loop, [link for link in loop.links if link.inner in loop.written], step)
-    for outer in states:
-        if outer not in backward_buffers(loop):
-            made += _states(loop, outer)
+    for state in states(loop):
+        if state.outer_states not in backward_buffers(loop):
+            made += _states(loop, state.outer_states)
     return made
 
 
@@ -133,6 +151,9 @@ def _backward(loop: Loop) -> Operators:
     for outer, of in of_states.items():
         from_outside[of.outer] = [loop.new_blob("{}_of_{}".format(of.outer, step)) for step in range(steps)]
         made += _last(loop, outer, of, from_outside[of.outer])
+    kept = memory(loop)
+    if kept is not None:
+        made += _shown(loop, kept, [_row_of_gradient(loop, kept, step) for step in range(steps)])
     for step in reversed(range(steps)):
         for of in of_states.values():
             if of.of_all is not None and step < steps - 1:
@@ -147,7 +168,7 @@ def _backward(loop: Loop) -> Operators:
         inputs = [_row(loop, of.outer, 0), initial[outer]]
         made.append(new_operator("SumReduceLike", inputs, [of.of_initial], loop.forward))
     buffers = backward_buffers(loop)
-    for link in {link.outer: link for link in sequence_links(loop)}.values():
+    for link in {link.outer: link for link in sequence_links(loop) if link.outer != kept}.values():
         rows = [_row(loop, link.outer, step + link.offset) for step in range(steps)]
         made.append(_joined(loop, rows, buffers.get(link.outer, link.outer)))
         if link.outer == gradient.sequence and link.inner in loop.unrolled.shapeless:
@@ -223,6 +244,8 @@ def _backward_names(loop: Loop, step: int) -> Dict[str, str]:
     names = _forward_names(loop, step)
     seen = set(gradient.links) | set(gradient.backward_links)
     seen_rows = {link.inner: _row(loop, link.outer, step + link.offset) for link in seen}
+    own = {link.inner: link.outer for link in gradient.backward_links if link.outer == memory(loop)}
+    seen_rows.update((inner, _row_of_gradient(loop, outer, step)) for inner, outer in own.items())
     changed = set(changed_in_place(loop))
     for operator in gradient.operators:
         for blob in operator.output:
@@ -245,6 +268,11 @@ def changed_in_place(loop: Loop) -> List[str]:
 def _row(loop: Loop, outer: str, row: int) -> str:
     """A row of an outer blob that links show."""
     return _made(loop, "{}_{}".format(outer, row), "row", outer, row)
+
+
+def _row_of_gradient(loop: Loop, outer: str, row: int) -> str:
+    """The same row of the sequence's gradient by its name in the backward step, if steps keep something there."""
+    return _made(loop, "{}_{}".format(outer, row), "row of gradient", outer, row)
 
 
 def _own(loop: Loop, blob: str, step: int) -> str:
@@ -300,6 +328,16 @@ def _renamed(operator: caffe2_pb2.OperatorDef, names: Dict[str, str]) -> caffe2_
 
 def _split(loop: Loop, blob: str, rows: Sequence[str]) -> caffe2_pb2.OperatorDef:
     return new_operator("Split", [blob], rows, loop.forward, axis=0)
+
+
+def _shown(loop: Loop, blob: str, rows: Sequence[str]) -> Operators:
+    """The rows of a blob without copies of them."""
+    kind = caffe2_pb2.TensorProto.INT32
+    first = loop.new_blob("unrolled_first")
+    made = [new_operator("ConstantFill", [], [first], loop.forward, shape=[1], value=0, dtype=kind)]
+    for position, row in enumerate(rows):
+        made.append(new_operator(LINK, [first, blob], [row, blob], loop.forward, offset=position, window=1))
+    return made
 
 
 def _joined(loop: Loop, rows: Sequence[str], blob: str) -> caffe2_pb2.OperatorDef:

@@ -8,7 +8,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.loop import Loop, Unrolled
 from caffe2_recurrent.operator_arguments import strings
 from caffe2_recurrent.operators import SHOWING, is_on_onednn
-from caffe2_recurrent.rewriting import gradient_memory, loop_trial, overlap, step_shapes, unrolled
+from caffe2_recurrent.rewriting import loop_trial, overlap, step_shapes, unrolled
 from caffe2_recurrent.rewriting.backward_pass import state_gradients
 from caffe2_recurrent.rewriting.rows import DIMENSIONS
 from caffe2_recurrent.rewriting.rule import Rule, Site
@@ -83,16 +83,18 @@ class UnrolledSteps(Rule):
                 number = loop.add_before("Shape", [sequence], sequence + "_steps", axes=[0])
                 is_as_long = loop.add_before("EQ", [number, wanted], sequence + "_is_unrolled")
                 condition = loop.add_before("And", [condition, is_as_long], "are_unrolled")
-        columns = {state.outer_states: (sizes.shape(state.outer_initial) or (0,))[-1] for state in loop.states}
+        shapes = {state.outer_states: sizes.shape(state.outer_initial) for state in unrolled.states(loop)}
+        columns = {outer: (shape or (0,))[-1] for outer, shape in shapes.items()}
         loop.unrolled = Unrolled(steps, condition, columns, _shapeless(loop, sizes))
 
 
 def _why_not_forward(loop: Loop) -> Optional[str]:
-    states = {state.outer_states for state in loop.states}
+    states = {state.outer_states for state in unrolled.states(loop)}
+    kept = unrolled.memory(loop)
     for link in loop.links:
         if link.offset not in ((0, 1) if link.outer in states else (0,)):
             return "'{}' is linked to another slice of '{}' than that of the step".format(link.inner, link.outer)
-    given = {link.inner for link in loop.links if link.outer not in states or link.offset == 0}
+    given = {link.inner for link in loop.links if link.outer != kept and (link.outer not in states or link.offset == 0)}
     changed = given & loop.written
     if changed:
         return "the step writes over '{}'".format(min(changed))
@@ -112,7 +114,7 @@ def _why_not_forward(loop: Loop) -> Optional[str]:
 
 def _why_not_states(loop: Loop, sizes: Sizes) -> Optional[str]:
     read = unrolled.states_read(loop)
-    for state in loop.states:
+    for state in unrolled.states(loop):
         shape = sizes.shape(state.outer_initial)
         is_one_value = shape is not None and len(shape) in (DIMENSIONS - 1, DIMENSIONS)
         if state.outer_states in read and not is_one_value:
@@ -149,8 +151,6 @@ def _why_not_backward(loop: Loop) -> Optional[str]:
         return "its backward pass is a loop of its own"
     if gradient.parameters:
         return "steps add up the gradient of '{}'".format(gradient.parameters[0].outer)
-    if gradient_memory.is_taken(loop):
-        return gradient_memory.TAKEN
     found = state_gradients(loop)
     missing = [outer for outer in strings(gradient.operator, "recurrent_states") if outer not in found]
     if missing:
