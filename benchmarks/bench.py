@@ -16,8 +16,9 @@ rounds,
     NAME            an LSTM in another interpreter, turn by turn in a process of its own
     products alone  the matrix products of the pass, each in its fastest layout
 
-having made sure that all compute the same. Three more sections measure growth with the number of steps (--growth), peak
-memory (--memory), and what memory_optimization costs (--recompute); without any of the four, all are measured.
+having made sure that all compute the same. Four more sections measure growth with the number of steps (--growth), peak
+memory (--memory), what memory_optimization costs (--recompute), and drawn shapes as built and optimised (--sweep);
+without any of the five, all are measured.
 
 The numbers go to results.json beside the document, which is made from them alone, as is the plot. Sections that are not
 measured stay what they were. The exit status is 1 if any candidate failed.
@@ -64,11 +65,14 @@ QUICK_OTHER_CELLS_SHAPES = SHAPES[2:3]
 QUICK_ROUNDS = 2
 QUICK_ENOUGH = 0.3
 QUICK_GROWTH = (25, 50, 100)
+QUICK_SWEEP = 2
 
 OUTPUT = Path(__file__).resolve().parent / "RESULTS.md"
-SECTIONS = ("times", "growth", "memory", "recompute")
+SECTIONS = ("times", "growth", "memory", "recompute", "sweep")
 # Measured with each number of threads.
-BY_THREADS = ("times", "recompute")
+BY_THREADS = ("times", "recompute", "sweep")
+# Cells and shapes that are drawn.
+SWEEP = 24
 
 Results = Dict[str, Any]
 
@@ -122,6 +126,7 @@ def read_options(arguments: Optional[Sequence[str]] = None) -> argparse.Namespac
         ("growth", "time over the number of steps"),
         ("memory", "peak memory of a training step"),
         ("recompute", "what memory_optimization costs"),
+        ("sweep", "drawn shapes, as built and optimised"),
     ):
         parser.add_argument("--" + section, action="store_true", help="measure only this: " + what)
     parser.add_argument("--output", type=Path, default=OUTPUT, metavar="FILE",
@@ -166,7 +171,15 @@ def plan(options: argparse.Namespace) -> sections.Plan:
         growth_steps=QUICK_GROWTH if options.quick else sections.GROWTH_STEPS,
         memory_shapes=options.shapes or (MEMORY_SHAPES[:1] if options.quick else MEMORY_SHAPES),
         recompute_shapes=lstm,
+        sweep=_swept(options),
     )
+
+
+def _swept(options: argparse.Namespace) -> Sequence[Tuple[str, Shape]]:
+    if options.shapes:
+        return list(itertools.product(dict.fromkeys(options.cells), options.shapes))
+    drawn = sections.drawn_shapes(QUICK_SWEEP if options.quick else SWEEP)
+    return [(cell, shape) for cell, shape in drawn if cell in options.cells]
 
 
 # ------------------------------------------------------------------------------------------------------------ measuring
@@ -225,8 +238,13 @@ def _section(section: str, settled: sections.Plan, others: Sequence[Other]) -> R
             opened = [stack.enter_context(Interpreter(other)) for other in others]
             described, working = _asked_for_versions(opened)
             return {"others": described, "records": sections.times(settled, working, _progress)}
-    measure = {"growth": sections.growth, "memory": sections.peaks, "recompute": sections.recompute}[section]
-    return {"records": measure(settled, _progress)}
+    measure = {
+        "growth": sections.growth,
+        "memory": sections.peaks,
+        "recompute": sections.recompute,
+        "sweep": sections.sweep,
+    }
+    return {"records": measure[section](settled, _progress)}
 
 
 def _asked_for_versions(opened: Sequence[Interpreter]) -> Tuple[List[Results], List[Interpreter]]:

@@ -226,7 +226,7 @@ class Layer:
             workspace.SwitchWorkspace(self._outer)
 
     def _build(self, maker: str, pass_: str, threads: int, executor: bool, memory_optimization: bool) -> None:
-        cell = self._cell
+        cell, self.rewritten = self._cell, 0
         self.model = ModelHelper("benchmark")
         build = cell.stock if maker == STOCK else cell.ours
         self._outputs = build(self.model, self._shape, pass_ == FORWARD, memory_optimization)
@@ -243,7 +243,8 @@ class Layer:
             optimize = optimizer()
             if optimize is None:
                 raise RuntimeError("the package has no optimize")
-            optimize(self.model, shapes={name: list(value.shape) for name, value in fed.items()})
+            report = optimize(self.model, shapes={name: list(value.shape) for name, value in fed.items()})
+            self.rewritten = report.total
         set_executor_threads(self.model.net, threads)
         workspace.CreateNet(self.model.net)
         self._net = self.model.net.Name()

@@ -27,6 +27,8 @@ class Times:
             record[field] for field in ("cell", "shape", "pass", "threads")
         )
         self.rounds: Dict[str, List[float]] = chosen(record["seconds"])
+        # Where it is not known, as if it were.
+        self.is_rewritten = bool(record.get("rewritten", True))
         self._products: Dict[str, Tuple[str, float]] = record.get("products", {})
 
     @property
@@ -153,6 +155,8 @@ def document(results: Results, picture: Optional[str] = None) -> str:
         parts += _memory_part(sections["memory"]["records"])
     if "recompute" in sections:
         parts += _recompute_part(sections["recompute"]["records"])
+    if "sweep" in sections:
+        parts += _sweep_part(sections["sweep"]["records"])
     parts += _failures_part(results)
     return "\n\n".join(parts) + "\n"
 
@@ -229,21 +233,26 @@ def _times_part(section: Results, picture: Optional[str]) -> Iterator[str]:
         yield "## Other cells"
         yield "Milliseconds: best (median), and stock Caffe2 / ours from best times and from medians."
         yield _other_cells_table(rest)
-    slower = [times for times in all_times if is_slower(times)]
     yield "## Never slower"
+    yield _slower_text(all_times)
+
+
+def _slower_text(all_times: Sequence[Times]) -> str:
+    slower = [times for times in all_times if is_slower(times)]
     if not any(OPTIMISED in times.rounds for times in all_times):
-        yield "Nothing to compare."
-    elif slower:
-        yield "`optimize` made these slower, by best times and by medians:"
-        yield "\n".join(
-            # Two digits would call some of them equally fast.
-            "- {}: {:.3f} and {:.3f} of the time".format(
-                _where(times), *(times.ratio(OPTIMISED, OURS, by_median) for by_median in (False, True))
-            )
-            for times in slower
+        return "Nothing to compare."
+    if not slower:
+        return "`optimize` made no row slower, by both best times and medians."
+    lines = [
+        # Two digits would call some of them equally fast.
+        "- {}: {:.3f} and {:.3f} of the time{}".format(
+            _where(times),
+            *(times.ratio(OPTIMISED, OURS, by_median) for by_median in (False, True)),
+            "" if times.is_rewritten else ", though it is the same net",
         )
-    else:
-        yield "`optimize` made no row slower, by both best times and medians."
+        for times in slower
+    ]
+    return "\n".join(["`optimize` made these slower, by best times and by medians:\n", *lines])
 
 
 def is_slower(times: Times) -> bool:
@@ -464,6 +473,23 @@ def _recompute_cells(seconds: Dict[str, List[float]], kept: Dict[str, int], name
     judged = "{:.2f}, {}".format(ratio, "met" if round(ratio, 2) <= RECOMPUTE else "not met")
     median = two_digits(median_ratio(seconds[other], seconds[name]))
     return [milliseconds(best), milliseconds(with_it), judged, median, *sizes]
+
+
+def _sweep_part(records: Sequence[Record]) -> Iterator[str]:
+    rows = [times for times in map(Times, records) if OPTIMISED in times.rounds and OURS in times.rounds]
+    yield "## Drawn shapes"
+    yield (
+        "Cells in turn with shapes drawn among small and middling ones, as built and optimised: ours / ours\n"
+        "optimised, by best times and in parentheses by medians."
+    )
+    lines = []
+    for cell, threads in _distinct((times.cell, times.threads) for times in rows):
+        of_cell = [times for times in rows if (times.cell, times.threads) == (cell, threads)]
+        best, median = ([times.ratio(OURS, OPTIMISED, by) or 0.0 for times in of_cell] for by in (False, True))
+        ratios = ["{:.2f} ({:.2f})".format(*map(pick, (best, median))) for pick in (min, statistics.median, max)]
+        lines.append([cell, str(threads), str(len(of_cell)), *ratios])
+    yield table(["cell", "threads", "rows", "least", "median", "most"], lines)
+    yield _slower_text(rows)
 
 
 def _failures_part(results: Results) -> Iterator[str]:

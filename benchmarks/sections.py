@@ -5,6 +5,7 @@ Times are seconds of one pass, one for each round; what failed stands under "fai
 
 import contextlib
 import functools
+import random
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -35,6 +36,12 @@ ONLY = ""  # the variant of what has no variants
 
 GROWTH_STEPS = (25, 50, 100, 200, 400, 800, 1600)
 GROWTH_SHAPE = Shape(0, 16, 64, 128)
+SWEEP_CELLS = ("LSTM", "GRU", "LSTMWithLengths", "MILSTM", "LSTMWithAttention", "GRUWithLengths")
+SWEEP_STEPS, SWEEP_BATCHES = (5, 10, 20, 40, 60, 100, 200), (1, 2, 4, 8, 16, 48)
+SWEEP_SIZES = ((8, 16), (32, 32), (20, 50), (64, 128), (100, 200), (128, 256))
+# Multiplications of the products with one gate's weights.
+SWEEP_LARGEST = 2e8
+SWEEP_ENOUGH = 0.5  # seconds for one row
 # Steps of the short loop that shows what a step keeps: it keeps the same in a long one.
 KEPT_STEPS = 4
 
@@ -52,6 +59,7 @@ class Plan(NamedTuple):
     growth_steps: Sequence[int]
     memory_shapes: Sequence[Shape]
     recompute_shapes: Sequence[Shape]
+    sweep: Sequence[Tuple[str, Shape]]
 
 
 def makers() -> List[str]:
@@ -64,12 +72,14 @@ def makers() -> List[str]:
 class Contest:
     """Subjects that do the same, built, compared and timed in turn; they are closed at its end.
 
-    A candidate may enter in several variants, of which the fastest will count.
+    A candidate may enter in several variants, of which the fastest will count. `rewritten` are the places at which
+    `optimize` has changed a candidate's net, in any variant.
     """
 
     def __init__(self, threads: int, executors: Sequence[bool] = tuple(EXECUTOR)) -> None:
         self.threads, self.failures = threads, {}  # type: int, Dict[str, str]
         self._executors = executors
+        self.rewritten: Dict[str, int] = {}
         self._subjects: Dict[Tuple[str, str], Callable[[int], float]] = {}
         self._expected: Optional[Dict[str, np.ndarray]] = None
         self._closing = contextlib.ExitStack()
@@ -94,6 +104,7 @@ class Contest:
             self._failed(name, variant, first_line(error))
         else:
             self._subjects[name, variant] = entrant.run if own_clock else clocked(entrant.run)
+            self.rewritten[name] = self.rewritten.get(name, 0) + getattr(entrant, "rewritten", 0)
 
     def enter_layer(self, name: str, cell: str, maker: str, shape: Shape, pass_: str, **options: Any) -> None:
         """With the RNN executor off and on."""
@@ -291,6 +302,40 @@ def recompute(plan: Plan, say: Say) -> List[Record]:
             say(_summary(dict(record, cell="LSTM", **{"pass": TRAINING})))
             records.append(record)
     return records
+
+
+def sweep(plan: Plan, say: Say) -> List[Record]:
+    """Ours and ours optimised, as records of `times`, for the cells and shapes of a sweep."""
+    records = []
+    for cell, shape in plan.sweep:
+        for threads in plan.threads:
+            for pass_ in PASSES:
+                record: Record = {"cell": cell, "shape": str(shape), "pass": pass_, "threads": threads}
+                record.update(seconds={}, failures={}, rewritten=0)
+                for executors in rounds_of_executors(threads):
+                    with Contest(threads, executors) as contest:
+                        for maker in makers():
+                            if maker != STOCK:
+                                contest.enter_layer(maker, cell, maker, shape, pass_)
+                        for name, variants in contest.time(
+                            plan._replace(enough=min(plan.enough, SWEEP_ENOUGH))
+                        ).items():
+                            record["seconds"].setdefault(name, {}).update(variants)
+                        record["failures"].update(contest.failures)
+                        record["rewritten"] += contest.rewritten.get(OPTIMISED, 0)
+                say(_summary(record))
+                records.append(record)
+    return records
+
+
+def drawn_shapes(count: int, seed: int = 0) -> List[Tuple[str, Shape]]:
+    """Cells in turn, with shapes drawn among small and middling ones; the first ones are the same for any `count`."""
+    random_, found = random.Random(seed), []  # type: random.Random, List[Tuple[str, Shape]]
+    while len(found) < count:
+        shape = Shape(*map(random_.choice, (SWEEP_STEPS, SWEEP_BATCHES)), *random_.choice(SWEEP_SIZES))
+        if shape.steps * shape.batch * shape.dim * (shape.dim_in + shape.dim) < SWEEP_LARGEST:
+            found.append((SWEEP_CELLS[len(found) % len(SWEEP_CELLS)], shape))
+    return found
 
 
 def with_recompute(name: str) -> str:

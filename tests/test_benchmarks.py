@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 from caffe2.proto import caffe2_pb2
-from caffe2.python import workspace
+from caffe2.python import core, workspace
 
 import caffe2_recurrent
 
@@ -64,9 +64,11 @@ def without_optimize(monkeypatch):
 def with_optimize(monkeypatch):
     """An `optimize` that changes nothing, and what it was called with."""
     calls = []
+    nothing_done = caffe2_recurrent.optimize(core.Net("empty"))
 
     def optimize(model_or_net, rules=None, shapes=None, dry_run=False):
         calls.append((model_or_net, shapes))
+        return nothing_done
 
     monkeypatch.setattr(caffe2_recurrent, "optimize", optimize, raising=False)
     return calls
@@ -357,6 +359,24 @@ def test_growth_memory_and_recomputing_have_their_tables():
     assert "- memory, 50,32,128,256: ours: no" in lines
 
 
+def test_a_sweep_has_a_line_for_each_cell_and_number_of_threads():
+    seconds = [({OURS: {"": [0.1, 0.1]}, OPTIMISED: {"": [0.1 / ratio, 0.2 / ratio]}}) for ratio in (0.5, 2.0, 8.0)]
+    records = [record(found, cell="GRU") for found in seconds] + [record(seconds[1], cell="MILSTM")]
+    records.append(record({OURS: {"": [0.1]}}, cell="MILSTM", failures={OPTIMISED: "no"}))
+    on = {"processor": "one"}
+    text = reporting.document({"sections": {"sweep": {"machine": on, "records": records}}})
+    lines = [re.sub(r" +", " ", line) for line in text.splitlines()]
+    assert "| GRU | 1 | 3 | 0.50 (0.38) | 2.00 (1.50) | 8.00 (6.00) |" in lines
+    assert "| MILSTM | 1 | 1 | 2.00 (1.50) | 2.00 (1.50) | 2.00 (1.50) |" in lines
+    assert "- GRU 50,32,128,256, training, 1 thread: 2.000 and 3.000 of the time" in lines
+    assert "- sweep, MILSTM, 50,32,128,256, training, 1 thread: ours optimised: no" in lines
+    text = reporting.document({"sections": {"sweep": {"machine": on, "records": records[1:]}}})
+    assert "`optimize` made no row slower" in text
+    same = dict(records[0], rewritten=0)
+    text = reporting.document({"sections": {"sweep": {"machine": on, "records": [same]}}})
+    assert "- GRU 50,32,128,256, training, 1 thread: 2.000 and 3.000 of the time, though it is the same net" in text
+
+
 def test_the_plot_is_a_picture():
     chart = pytest.importorskip("chart")
     forward = dict(RECORD, **{"pass": FORWARD})
@@ -439,11 +459,23 @@ def test_arguments_that_cannot_be_used_are_explained(arguments, message, capsys)
 def test_defaults_are_those_of_the_full_run():
     options = bench.read_options([])
     plan = bench.plan(options)
-    assert options.sections == ["times", "growth", "memory", "recompute"]
+    assert options.sections == ["times", "growth", "memory", "recompute", "sweep"]
     assert plan.threads == [1, 2]
     assert {str(shape) for shape in plan.cells["LSTM"]} == set(targets.TARGETS)
     assert [str(shape) for shape in plan.cells["GRU"]] == ["50,32,128,256", "100,16,64,128"]
     assert list(plan.growth_steps) == [25, 50, 100, 200, 400, 800, 1600]
+    assert len(plan.sweep) == 24
+    assert {cell for cell, _ in plan.sweep} == set(layers.CELLS)
+
+
+def test_drawn_shapes_are_the_same_each_time():
+    drawn = sections.drawn_shapes(60)
+    assert drawn[:24] == sections.drawn_shapes(24)
+    assert len({shape for _, shape in drawn}) > 40
+    largest = max(shape.steps * shape.batch * shape.dim * (shape.dim_in + shape.dim) for _, shape in drawn)
+    assert 1e8 < largest < 2e8
+    gru = bench.plan(bench.read_options(["--cells", "GRU"])).sweep
+    assert gru == [(cell, shape) for cell, shape in drawn[:24] if cell == "GRU"]
 
 
 def test_the_machine_is_described_without_naming_it():
@@ -832,7 +864,7 @@ def processes(section, plan, others):
 def test_each_number_of_threads_has_a_process_of_its_own(monkeypatch):
     monkeypatch.setattr(bench, "_section", processes)
     cells = {"LSTM": [SMALL, Shape(2, 1, 3, 4)], "GRU": [SMALL]}
-    plan = sections.Plan(1, 0.0, [2, 1], cells, [], [], [])
+    plan = sections.Plan(1, 0.0, [2, 1], cells, [], [], [], [])
     found = bench._measured("times", plan, ["another"])
     assert found["others"] == ["times", "another"]
     places = [(record["cell"], record["shape"], record["threads"]) for record in found["records"]]
@@ -877,6 +909,22 @@ def test_growth_and_recomputing_run(without_optimize, monkeypatch):
     (entry,) = results["sections"]["recompute"]["records"]
     assert set(entry["seconds"]) == {OURS, sections.with_recompute(OURS)}
     assert entry["kept"][sections.with_recompute(OURS)] == 4
+
+
+@pytest.mark.usefixtures("without_executor")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_sweep_runs(threads):
+    arguments = [*ARGUMENTS, "--sweep", "--cells", "GRU", "MILSTM", "--threads", str(threads), "--no-write"]
+    results = bench.collect(bench.read_options(arguments))
+    assert reporting.failures(results) == []
+    records = results["sections"]["sweep"]["records"]
+    assert [(entry["cell"], entry["pass"]) for entry in records] == [
+        (cell, pass_) for cell in ("GRU", "MILSTM") for pass_ in (TRAINING, FORWARD)
+    ]
+    for entry in records:
+        assert set(entry["seconds"]) == {OURS, OPTIMISED}
+        assert entry["threads"] == threads
+        assert entry["rewritten"] > 0
 
 
 def test_peak_memory_is_that_of_a_process_of_its_own(monkeypatch):
