@@ -749,7 +749,7 @@ def test_executor_threads_turns_the_executor_off_for_large_states(monkeypatch):
     assert executor_after(model) == OFF
 
 
-@pytest.mark.parametrize("without, state", [(0.5, OFF), (1.04, OFF), (1.06, ON)])
+@pytest.mark.parametrize("without, state", [(0.5, OFF), (0.99, OFF), (1.01, ON)])
 def test_executor_threads_goes_by_a_trial(without, state, monkeypatch):
     seen = []
 
