@@ -303,7 +303,7 @@ class Layer:
         self.run(1)
         workspace.SwitchWorkspace(self._workspace)
         try:
-            written_out = [operator for operator in self.model.net.Proto().op if operator.type == "If"]
+            written_out = list(filter(_is_written_out, self.model.net.Proto().op))
             return self._of_blobs(written_out[0]) if written_out else self._of_workspaces()
         finally:
             workspace.SwitchWorkspace(self._outer)
@@ -338,6 +338,12 @@ class Layer:
         workspace.ResetWorkspace()
         workspace.SwitchWorkspace(self._outer)
         Layer._free_workspaces.append(self._workspace)
+
+
+def _is_written_out(operator: caffe2_pb2.OperatorDef) -> bool:
+    """Whether it has the steps of a loop, and the loop itself for other numbers of steps; a product is an If too."""
+    nets = [given.n for given in operator.arg if operator.type == "If" and given.name == "else_net"]
+    return any(inside.type == LOOPS[0] for net in nets for inside in net.op)
 
 
 def _linked(loop: caffe2_pb2.OperatorDef, name: str) -> List[str]:

@@ -600,6 +600,15 @@ def test_what_a_step_keeps_is_counted(memory_optimization):
     layer.close()
 
 
+def test_what_a_step_keeps_is_counted_where_products_are_behind_a_condition(monkeypatch):
+    everything = functools.partial(caffe2_recurrent.optimize, even_if_slower=True)
+    monkeypatch.setattr(layers, "optimizer", lambda: functools.partial(everything, rules=["products_over_steps"]))
+    layer = Layer("LSTM", OPTIMISED, SMALL, TRAINING, executor=False)
+    assert "If" in [operator.type for operator in layer.model.net.Proto().op]
+    assert layer.kept_by_steps() == [4 + 4 * SMALL.batch * 4 * SMALL.dim] * 3
+    layer.close()
+
+
 @pytest.mark.usefixtures("unrolled_steps")
 @pytest.mark.parametrize("memory_optimization", [False, True])
 def test_what_a_step_keeps_is_counted_where_steps_are_written_out(monkeypatch, memory_optimization):
