@@ -306,26 +306,29 @@ def recompute(plan: Plan, say: Say) -> List[Record]:
 
 def sweep(plan: Plan, say: Say) -> List[Record]:
     """Ours and ours optimised, as records of `times`, for the cells and shapes of a sweep."""
+    short = plan._replace(enough=min(plan.enough, SWEEP_ENOUGH))
     records = []
     for cell, shape in plan.sweep:
         for threads in plan.threads:
             for pass_ in PASSES:
-                record: Record = {"cell": cell, "shape": str(shape), "pass": pass_, "threads": threads}
-                record.update(seconds={}, failures={}, rewritten=0)
-                for executors in rounds_of_executors(threads):
-                    with Contest(threads, executors) as contest:
-                        for maker in makers():
-                            if maker != STOCK:
-                                contest.enter_layer(maker, cell, maker, shape, pass_)
-                        for name, variants in contest.time(
-                            plan._replace(enough=min(plan.enough, SWEEP_ENOUGH))
-                        ).items():
-                            record["seconds"].setdefault(name, {}).update(variants)
-                        record["failures"].update(contest.failures)
-                        record["rewritten"] += contest.rewritten.get(OPTIMISED, 0)
-                say(_summary(record))
-                records.append(record)
+                records.append(_swept(short, cell, shape, pass_, threads))
+                say(_summary(records[-1]))
     return records
+
+
+def _swept(plan: Plan, cell: str, shape: Shape, pass_: str, threads: int) -> Record:
+    record: Record = {"cell": cell, "shape": str(shape), "pass": pass_, "threads": threads}
+    record.update(seconds={}, failures={}, rewritten=0)
+    for executors in rounds_of_executors(threads):
+        with Contest(threads, executors) as contest:
+            for maker in makers():
+                if maker != STOCK:
+                    contest.enter_layer(maker, cell, maker, shape, pass_)
+            for name, variants in contest.time(plan).items():
+                record["seconds"].setdefault(name, {}).update(variants)
+            record["failures"].update(contest.failures)
+            record["rewritten"] += contest.rewritten.get(OPTIMISED, 0)
+    return record
 
 
 def drawn_shapes(count: int, seed: int = 0) -> List[Tuple[str, Shape]]:
