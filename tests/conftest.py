@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 # The last bit depends on the number of threads, which GlobalInit sets to 1 and without it is that of the cores. Tests
@@ -12,6 +13,9 @@ os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 from caffe2.python import workspace  # noqa: E402
+
+# A shell has what runs in its background ignore Ctrl-C, and all that is started there; some tests are about it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Building a net takes as long as it takes: a deadline would only measure the machine.
 hypothesis.settings.register_profile("default", deadline=None)
