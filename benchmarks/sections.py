@@ -164,22 +164,41 @@ def _times(
 ) -> Record:
     record: Record = {"cell": cell, "shape": str(shape), "pass": pass_, "threads": threads}
     products: List[Products] = []
-    seconds: Dict[str, Dict[str, List[float]]] = {}
-    failures: Dict[str, str] = {}
-    for executors in rounds_of_executors(threads):
-        with Contest(threads, executors) as contest:
-            for maker in makers():
-                contest.enter_layer(maker, cell, maker, shape, pass_)
-            if cell == "LSTM" and not seconds:
-                _enter_others(contest, products, shape, pass_, interpreters)
-            for name, variants in contest.time(plan).items():
-                seconds.setdefault(name, {}).update(variants)
-            failures.update(contest.failures)
-    record.update(seconds=seconds, failures=failures)
-    if PRODUCTS in seconds:
+
+    def enter(contest: Contest, is_first: bool) -> None:
+        for maker in makers():
+            contest.enter_layer(maker, cell, maker, shape, pass_)
+        if cell == "LSTM" and is_first:
+            _enter_others(contest, products, shape, pass_, interpreters)
+
+    timed = _timed(plan, threads, enter)
+    record.update(seconds=timed.seconds, failures=timed.failures)
+    if PRODUCTS in timed.seconds:
         record["products"] = {name: list(found) for name, found in products[0].best().items()}
     say(_summary(record))
     return record
+
+
+class Timed(NamedTuple):
+    """Seconds by candidate and variant, failures, and the places that `optimize` changed, by candidate."""
+
+    seconds: Dict[str, Dict[str, List[float]]]
+    failures: Dict[str, str]
+    rewritten: Dict[str, int]
+
+
+def _timed(plan: Plan, threads: int, enter: Callable[[Contest, bool], object]) -> Timed:
+    """One contest for each of `rounds_of_executors`; `enter` is told whether it is the first."""
+    timed = Timed({}, {}, {})
+    for index, executors in enumerate(rounds_of_executors(threads)):
+        with Contest(threads, executors) as contest:
+            enter(contest, index == 0)
+            for name, variants in contest.time(plan).items():
+                timed.seconds.setdefault(name, {}).update(variants)
+            timed.failures.update(contest.failures)
+            for name, count in contest.rewritten.items():
+                timed.rewritten[name] = timed.rewritten.get(name, 0) + count
+    return timed
 
 
 def rounds_of_executors(threads: int) -> List[Tuple[bool, ...]]:
@@ -282,23 +301,21 @@ def recompute(plan: Plan, say: Say) -> List[Record]:
     records = []
     for shape in plan.recompute_shapes:
         kept: Dict[str, int] = {}
+        unknown: Dict[str, str] = {}
+
+        def enter(contest: Contest, _: bool, shape: Shape = shape) -> None:
+            for maker in makers():
+                if maker != STOCK:
+                    contest.enter_layer(maker, "LSTM", maker, shape, TRAINING)
+                    contest.enter_layer(with_recompute(maker), "LSTM", maker, shape, TRAINING, memory_optimization=True)
+
         for threads in plan.threads:
-            seconds: Dict[str, Dict[str, List[float]]] = {}
-            failures: Dict[str, str] = {}
-            for executors in rounds_of_executors(threads):
-                with Contest(threads, executors) as contest:
-                    for maker in makers():
-                        if maker != STOCK:
-                            contest.enter_layer(maker, "LSTM", maker, shape, TRAINING)
-                            contest.enter_layer(
-                                with_recompute(maker), "LSTM", maker, shape, TRAINING, memory_optimization=True
-                            )
-                    for name, variants in contest.time(plan).items():
-                        seconds.setdefault(name, {}).update(variants)
-                    if not kept:
-                        kept = _kept(shape, contest)
-                    failures.update(contest.failures)
-            record = {"shape": str(shape), "threads": threads, "seconds": seconds, "kept": kept, "failures": failures}
+            timed = _timed(plan, threads, enter)
+            if not kept:
+                kept, unknown = _kept(shape)
+            failures = {**timed.failures, **unknown}
+            record = {"shape": str(shape), "threads": threads, "seconds": timed.seconds}
+            record.update(kept=kept, failures=failures)
             say(_summary(dict(record, cell="LSTM", **{"pass": TRAINING})))
             records.append(record)
     return records
@@ -317,17 +334,14 @@ def sweep(plan: Plan, say: Say) -> List[Record]:
 
 
 def _swept(plan: Plan, cell: str, shape: Shape, pass_: str, threads: int) -> Record:
+    def enter(contest: Contest, _: bool) -> None:
+        for maker in makers():
+            if maker != STOCK:
+                contest.enter_layer(maker, cell, maker, shape, pass_)
+
+    timed = _timed(plan, threads, enter)
     record: Record = {"cell": cell, "shape": str(shape), "pass": pass_, "threads": threads}
-    record.update(seconds={}, failures={}, rewritten=0)
-    for executors in rounds_of_executors(threads):
-        with Contest(threads, executors) as contest:
-            for maker in makers():
-                if maker != STOCK:
-                    contest.enter_layer(maker, cell, maker, shape, pass_)
-            for name, variants in contest.time(plan).items():
-                record["seconds"].setdefault(name, {}).update(variants)
-            record["failures"].update(contest.failures)
-            record["rewritten"] += contest.rewritten.get(OPTIMISED, 0)
+    record.update(seconds=timed.seconds, failures=timed.failures, rewritten=timed.rewritten.get(OPTIMISED, 0))
     return record
 
 
@@ -345,10 +359,10 @@ def with_recompute(name: str) -> str:
     return name + ", memory_optimization"
 
 
-def _kept(shape: Shape, contest: Contest) -> Dict[str, int]:
-    """Bytes that one step keeps, by candidate: of the step that keeps most."""
+def _kept(shape: Shape) -> Tuple[Dict[str, int], Dict[str, str]]:
+    """Bytes that one step keeps, by candidate: of the step that keeps most; and failures."""
     short = shape._replace(steps=KEPT_STEPS)
-    found = {}
+    found, failures = {}, {}
     for maker in makers():
         for memory_optimization in (False, True):
             name = with_recompute(maker) if memory_optimization else maker
@@ -359,8 +373,8 @@ def _kept(shape: Shape, contest: Contest) -> Dict[str, int]:
                 finally:
                     layer.close()
             except Exception as error:
-                contest.failures[name + ", what a step keeps"] = first_line(error)
-    return found
+                failures[name + ", what a step keeps"] = first_line(error)
+    return found, failures
 
 
 def _summary(record: Record) -> str:

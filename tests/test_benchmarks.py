@@ -360,7 +360,7 @@ def test_growth_memory_and_recomputing_have_their_tables():
 
 
 def test_a_sweep_has_a_line_for_each_cell_and_number_of_threads():
-    seconds = [({OURS: {"": [0.1, 0.1]}, OPTIMISED: {"": [0.1 / ratio, 0.2 / ratio]}}) for ratio in (0.5, 2.0, 8.0)]
+    seconds = [{OURS: {"": [0.1, 0.1]}, OPTIMISED: {"": [0.1 / ratio, 0.2 / ratio]}} for ratio in (0.5, 2.0, 8.0)]
     records = [record(found, cell="GRU") for found in seconds] + [record(seconds[1], cell="MILSTM")]
     records.append(record({OURS: {"": [0.1]}}, cell="MILSTM", failures={OPTIMISED: "no"}))
     on = {"processor": "one"}
@@ -600,9 +600,14 @@ def test_what_a_step_keeps_is_counted(memory_optimization):
     layer.close()
 
 
+def optimise_by(monkeypatch, rules):
+    """Have optimised layers made by these rules, whatever they gain."""
+    optimize = functools.partial(caffe2_recurrent.optimize, rules=rules, even_if_slower=True)
+    monkeypatch.setattr(layers, "optimizer", lambda: optimize)
+
+
 def test_what_a_step_keeps_is_counted_where_products_are_behind_a_condition(monkeypatch):
-    everything = functools.partial(caffe2_recurrent.optimize, even_if_slower=True)
-    monkeypatch.setattr(layers, "optimizer", lambda: functools.partial(everything, rules=["products_over_steps"]))
+    optimise_by(monkeypatch, ["products_over_steps"])
     layer = Layer("LSTM", OPTIMISED, SMALL, TRAINING, executor=False)
     assert "If" in [operator.type for operator in layer.model.net.Proto().op]
     assert layer.kept_by_steps() == [4 + 4 * SMALL.batch * 4 * SMALL.dim] * 3
@@ -612,11 +617,8 @@ def test_what_a_step_keeps_is_counted_where_products_are_behind_a_condition(monk
 @pytest.mark.usefixtures("unrolled_steps")
 @pytest.mark.parametrize("memory_optimization", [False, True])
 def test_what_a_step_keeps_is_counted_where_steps_are_written_out(monkeypatch, memory_optimization):
-    everything = functools.partial(caffe2_recurrent.optimize, even_if_slower=True)
-    # A backward pass that is a loop comes before, and whatever else would keep something in another way.
-    rules = ["parameter_gradients", "gradient_buffer", "sequence_in_place", "unrolled_steps"]
-    rules = rules if memory_optimization else [rules[0], rules[-1]]
-    monkeypatch.setattr(layers, "optimizer", lambda: functools.partial(everything, rules=rules))
+    in_memory = ["sequence_in_place", "gradient_buffer"] if memory_optimization else []
+    optimise_by(monkeypatch, ["parameter_gradients", *in_memory, "unrolled_steps"])
     layer = Layer("LSTM", OPTIMISED, SMALL, TRAINING, executor=False, memory_optimization=memory_optimization)
     assert [operator.type for operator in layer.model.net.Proto().op].count("If") == 2
     gates = 0 if memory_optimization else 4 * SMALL.batch * 4 * SMALL.dim

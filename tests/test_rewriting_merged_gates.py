@@ -202,9 +202,9 @@ def test_both_are_tried(rules, monkeypatch):
     assert (times[False].once, times[True].once > 0) == (0.0, True)
 
 
-def first_asked(monkeypatch, rules, change=lambda net: None, **options):
+def first_asked(monkeypatch, rules, change=lambda net: None):
     asked = make_up(monkeypatch, 1.0, Seconds(0.0, 1.0))
-    net = Net(as_in_a_gru, **options)
+    net = Net(as_in_a_gru)
     change(net.net)
     optimize(net.net, rules)
     monkeypatch.undo()
