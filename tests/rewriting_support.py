@@ -145,14 +145,14 @@ def values(blobs):
     return [workspace.FetchBlob(blob) for blob in blobs], {}
 
 
-def runs_of_other_sizes(change, **options):
+def runs_of_other_sizes(change, sizes=((T, N), (2, 1), (14, 17), (1, 2), (14, 5), (3, 7)), **options):
     """What the LSTM, after `change`, gives in several runs with other numbers of steps and sequences."""
     workspace.ResetWorkspace()
     model, blobs = lstm(**options)
     change(model)
     workspace.CreateNet(model.net)
     found = []
-    for seed, (steps, batch) in enumerate([(T, N), (2, 1), (14, 17), (1, 2), (14, 5), (3, 7)]):
+    for seed, (steps, batch) in enumerate(sizes):
         feed(steps, batch, seed=seed)
         workspace.RunNet(model.net)
         found += values(blobs)[0]

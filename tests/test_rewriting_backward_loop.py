@@ -209,6 +209,19 @@ def test_it_runs_beside_the_net_as_it_was():
             support.assert_same(support.run(second, blobs), expected)
 
 
+def test_a_run_behind_one_of_the_net_as_it_was_with_fewer_steps():
+    """The engine leaves gradients of initial values as views of memory that the loop lets go of when it needs more."""
+    plain, blobs = support.lstm(name="plain")
+    expected = support.run(plain, blobs)
+    support.feed(steps=2)
+    support.run(plain, blobs)
+    model, blobs = turned(name="plain")
+    support.assert_same(support.run(model, blobs), expected)
+    writers = {blob: operator.type for operator in model.net.Proto().op for blob in operator.output}
+    # It puts another tensor in the place of the one that was there.
+    assert [writers[gradient] for gradient in ("h0_grad", "c0_grad")] == ["Alias", "Alias"]
+
+
 def test_an_installed_package_makes_them(monkeypatch):
     monkeypatch.setattr(rule, "FEWEST_OPERATORS", 1)
     model, blobs = support.lstm()

@@ -174,6 +174,30 @@ def test_runs_of_other_sizes(gradients, lengths, rules):
     support.assert_same(support.runs_of_other_sizes(change, **options), expected)
 
 
+@GRADIENTS
+@RULES
+def test_runs_of_as_many_steps_again(gradients, rules):
+    """What the loop leaves shows its states, and what is written out must not write there."""
+
+    def change(model):
+        assert optimize(model, rules, even_if_slower=True).counts[RULE] == 1
+
+    sizes = [(steps, support.N) for steps in (2, support.T, 14, 3, support.T, support.T, 1, support.T)]
+    expected = support.runs_of_other_sizes(lambda model: None, sizes, gradients=gradients)
+    support.assert_same(support.runs_of_other_sizes(change, sizes, gradients=gradients), expected)
+
+
+@GRADIENTS
+@RULES
+def test_a_run_behind_one_of_the_net_as_it_was_with_fewer_steps(gradients, rules):
+    plain, blobs = support.lstm(name="plain", gradients=gradients)
+    expected = support.run(plain, blobs)
+    support.feed(steps=2)
+    support.run(plain, blobs)
+    model, blobs = written_out(rules, name="plain", gradients=gradients)
+    support.assert_same(support.run(model, blobs), expected)
+
+
 def test_the_loop_runs_when_the_number_of_steps_is_another_one(monkeypatch):
     """What is written out is wrong; it must not have run."""
     model, blobs = support.lstm(gradients=False)

@@ -89,9 +89,22 @@ def operators(loop: Loop) -> List[caffe2_pb2.OperatorDef]:
     made += _backward(loop, of_states, last, seen).around_forward()
     initial = {state.outer_states: state.outer_initial for state in loop.states}
     for outer, of in of_states.items():
-        # That of one value for all sequences is the sum over these.
-        made.append(new_operator("SumReduceLike", [last[outer], initial[outer]], [of.of_initial], loop.forward))
+        made += of_initial_value(loop, of, last[outer], initial[outer])
     return made + loop.after_gradient
+
+
+def of_initial_value(loop: Loop, of: StateGradient, of_first: str, initial: str) -> List[caffe2_pb2.OperatorDef]:
+    """The gradient of the outer blob `initial`, if `of_first` is that of the state `[1, N, D]` before the first step.
+
+    That of one value for all sequences is the sum over these. Where the engine's gradient operator has run in this
+    workspace before, the blob shows memory of its own, which may have been freed since. So nothing is written to it:
+    another tensor takes its place.
+    """
+    own = loop.new_blob(of.of_initial + "_own")
+    return [
+        new_operator("SumReduceLike", [of_first, initial], [own], loop.forward),
+        new_operator("Alias", [own], [of.of_initial], loop.forward),
+    ]
 
 
 def _like_states(loop: Loop, of_all: Optional[str], outer: str, target: str) -> caffe2_pb2.OperatorDef:

@@ -20,7 +20,7 @@ from caffe2_recurrent.loop import Loop, State
 from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.operators import copied, new_operator
 from caffe2_recurrent.rewriting import gradient_memory, state_slices
-from caffe2_recurrent.rewriting.backward_pass import LINK, StateGradient, state_gradients
+from caffe2_recurrent.rewriting.backward_pass import LINK, StateGradient, of_initial_value, state_gradients
 from caffe2_recurrent.rewriting.rows import UNITS
 from caffe2_recurrent.wiring import Link
 
@@ -134,7 +134,8 @@ def _states(loop: Loop, outer: str) -> Operators:
         if alias.outer_states != outer:
             continue
         if alias.offset == -1:
-            made.append(new_operator("Copy", rows[-1:], [alias.outer_output], loop.forward))
+            # The loop leaves a view of the states, which are another tensor by now, or are written to right here.
+            made.append(new_operator("Alias", rows[-1:], [alias.outer_output], loop.forward))
         elif is_whole:
             made.append(state_slices.operator(loop, outer, alias.outer_output, alias.offset))
         else:
@@ -164,9 +165,7 @@ def _backward(loop: Loop) -> Operators:
         made += _shaped(loop, gradient.backward_links, step)
     initial = {state.outer_states: state.outer_initial for state in loop.states}
     for outer, of in of_states.items():
-        # As in a backward pass that is a loop of its own.
-        inputs = [_row(loop, of.outer, 0), initial[outer]]
-        made.append(new_operator("SumReduceLike", inputs, [of.of_initial], loop.forward))
+        made += of_initial_value(loop, of, _row(loop, of.outer, 0), initial[outer])
     buffers = backward_buffers(loop)
     for link in {link.outer: link for link in sequence_links(loop) if link.outer != kept}.values():
         rows = [_row(loop, link.outer, step + link.offset) for step in range(steps)]
