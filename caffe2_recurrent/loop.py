@@ -59,17 +59,29 @@ class Turned(NamedTuple):
     memory: Optional[State]
 
 
+class RowBiases(NamedTuple):
+    """Where products have rows of other blobs for their biases, see `row_biases.py`.
+
+    `added` are, by the position of a product in the step, the positions of the Sums that add a row to it. `outgoing`
+    are, by the outer gradient of a state, the positions of the products in the backward step that give it.
+    """
+
+    added: Dict[int, int]
+    outgoing: Dict[str, int]
+
+
 class Unrolled(NamedTuple):
     """`condition`, an outer blob, says whether there are the `steps` that a loop is written out for, see `unrolled.py`.
 
     `columns` are those of the states, by their outer blobs. `shapeless` are blobs of the steps that are linked and may
-    have been written in another shape than that of a slice.
+    have been written in another shape than that of a slice. With `biases` there must be one sequence, too.
     """
 
     steps: int
     condition: str
     columns: Dict[str, int]
     shapeless: FrozenSet[str]
+    biases: RowBiases
 
 
 @dataclass

@@ -189,6 +189,7 @@ class Cell:
     encoder_lengths: Optional[List[int]] = None
     rank: int = 2
     steps: int = T
+    batch: int = N
     seed: int = 0
 
     def but(self, **changes):
@@ -206,8 +207,8 @@ class Cell:
 
     def values(self):
         random = np.random.RandomState(self.seed)
-        state_shape = {1: lambda d: (d,), 2: lambda d: (N, d), 3: lambda d: (1, N, d)}[self.rank]
-        shapes = {"X": (self.steps, N, DIM_IN), **self.inputs, **self.parameters}
+        state_shape = {1: lambda d: (d,), 2: lambda d: (self.batch, d), 3: lambda d: (1, self.batch, d)}[self.rank]
+        shapes = {"X": (self.steps, self.batch, DIM_IN), **self.inputs, **self.parameters}
         shapes.update({name: state_shape(size) for name, size in self.states.items()})
         values = {name: random.uniform(-1, 1, size=shape).astype(np.float32) for name, shape in shapes.items()}
         for name, lengths in (("lengths", self.lengths), ("encoder_lengths", self.encoder_lengths)):
@@ -317,11 +318,14 @@ def drawn(data, among, flags=None):
     """A cell with random sizes, lengths and options, drawn by Hypothesis; `flags` are options that are on or off."""
     cell = data.draw(st.sampled_from(among))
     steps = data.draw(st.integers(1, 5))
+    # Encoders have as many sequences as the registry says.
+    batch = N if cell.inputs else data.draw(st.integers(1, 3))
     options = {flag: data.draw(st.booleans()) for flag in (cell.memory if flags is None else flags)}
     options["outputs_with_grads"] = data.draw(st.sampled_from(choices(cell)))
     return cell.but(
         steps=steps,
-        lengths=data.draw(st.none() | st.lists(st.integers(0, steps), min_size=N, max_size=N)),
+        batch=batch,
+        lengths=data.draw(st.none() | st.lists(st.integers(0, steps), min_size=batch, max_size=batch)),
         rank=data.draw(st.integers(1, 3)),
         seed=data.draw(st.integers(0, 99)),
         options=options,

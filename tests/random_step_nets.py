@@ -26,7 +26,9 @@ class _Program:
         self.sequences = [self.make.sequence(name) for name in ["x_t", "y_t", "z_t"][:sequences]]
         self.states = [self.make.state(name) for name in "abc"[: self.draw.randint(1, 3)]]
         self.readable = self.sequences + self.states
-        self.readable += [self.make.reference("r{}".format(n), 1, 2, 3) for n in range(self.draw.randint(0, 2))]
+        self.readable += [
+            self.make.reference("r{}".format(n), 1, step_nets.N, step_nets.D) for n in range(self.draw.randint(0, 2))
+        ]
         self.written, self.frozen, self.count = [], set(), 0
         # Builders differ over gradients that pass through or do not arrive: half of the nets have neither.
         self.tidy = self.draw.random() < 0.5

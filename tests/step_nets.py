@@ -83,7 +83,7 @@ def lstm(**options):
     gates = make.fc(hidden, "gates", D, 4 * D)
     make.cell.Sum([gates, gates_in], [gates])
     lengths = make.cell.AddScopedExternalInputs("lengths")[0]
-    make.outer[str(lengths)] = np.array([T, 1], dtype=np.int32)
+    make.outer[str(lengths)] = np.array([T, 1][:N], dtype=np.int32)
     outputs = make.cell.LSTMUnit([hidden, cell, gates, lengths, timestep], ["hidden_t", "cell_t"], forget_bias=0.5)
     make.link(hidden, outputs[0])
     make.link(cell, outputs[1])
@@ -350,7 +350,7 @@ def sequence_without_gradient():
     """The sequence holds row numbers of a table."""
     make = Maker()
     x, h = make.sequence("index_t", 1), make.state()
-    make.outer["INDEX"] = np.array([[0, 2], [1, 1], [3, 0]], dtype=np.float32).reshape(T, N, 1)
+    make.outer["INDEX"] = np.array([[0, 2], [1, 1], [3, 0]], dtype=np.float32)[:, :N].reshape(T, N, 1)
     table = make.reference("table", 4, D)
     indices = make.cell.Cast(make.cell.Squeeze(x, "flat", dims=[0, 2]), "indices", to=core.DataType.INT64)
     rows = make.cell.ExpandDims(make.cell.Gather([table, indices], "rows"), "rows_t", dims=[0])
@@ -368,7 +368,7 @@ def sparse_and_twice():
     rows = []
     for name, numbers in (("first", [1, 1]), ("second", [3, 0])):
         indices = make.cell.AddScopedExternalInputs(name)[0]
-        make.outer[str(indices)] = np.array(numbers, dtype=np.int64)
+        make.outer[str(indices)] = np.array(numbers[:N], dtype=np.int64)
         gathered = make.cell.Gather([table, indices], name + "_rows")
         rows.append(make.cell.ExpandDims(gathered, name + "_rows_t", dims=[0]))
     make.link(h, make.cell.Mul([make.cell.Mul([rows[0], h], "a"), make.cell.Mul([rows[1], x], "b")], "h_t"))

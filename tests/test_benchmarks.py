@@ -616,13 +616,15 @@ def test_what_a_step_keeps_is_counted_where_products_are_behind_a_condition(monk
 
 @pytest.mark.usefixtures("unrolled_steps")
 @pytest.mark.parametrize("memory_optimization", [False, True])
-def test_what_a_step_keeps_is_counted_where_steps_are_written_out(monkeypatch, memory_optimization):
+@pytest.mark.parametrize("cell, number", [("LSTM", 0), ("LSTMWithLengths", 4)])
+def test_what_a_step_keeps_is_counted_where_steps_are_written_out(monkeypatch, cell, number, memory_optimization):
+    """The number of the step is one for all where no sequence has a length."""
     in_memory = ["sequence_in_place", "gradient_buffer"] if memory_optimization else []
     optimise_by(monkeypatch, ["parameter_gradients", *in_memory, "unrolled_steps"])
-    layer = Layer("LSTM", OPTIMISED, SMALL, TRAINING, executor=False, memory_optimization=memory_optimization)
+    layer = Layer(cell, OPTIMISED, SMALL, TRAINING, executor=False, memory_optimization=memory_optimization)
     assert [operator.type for operator in layer.model.net.Proto().op].count("If") == 2
     gates = 0 if memory_optimization else 4 * SMALL.batch * 4 * SMALL.dim
-    assert layer.kept_by_steps() == [4 + gates] * 3
+    assert layer.kept_by_steps() == [number + gates] * 3
     layer.close()
 
 

@@ -19,9 +19,9 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.loop import Loop, State
 from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.operators import copied, new_operator
-from caffe2_recurrent.rewriting import gradient_memory, state_slices
+from caffe2_recurrent.rewriting import gradient_memory, row_biases, state_slices
 from caffe2_recurrent.rewriting.backward_pass import LINK, StateGradient, of_initial_value, state_gradients
-from caffe2_recurrent.rewriting.rows import UNITS
+from caffe2_recurrent.rewriting.step_shapes import LIKE_THEIR_INPUTS
 from caffe2_recurrent.wiring import Link
 
 NET, OTHERWISE = "unrolled", "of_other_lengths"
@@ -74,8 +74,8 @@ def _whole(loop: Loop) -> Set[str]:
 
 
 def needs_step_number(operator: caffe2_pb2.OperatorDef) -> bool:
-    """Whether an operator that is given the step number looks at it, as units do for lengths."""
-    return operator.type not in UNITS or bool(integer(operator, "sequence_lengths", 1))
+    """Whether an operator that is given the step number looks at it, as units and their gradients do for lengths."""
+    return operator.type not in LIKE_THEIR_INPUTS or bool(integer(operator, "sequence_lengths", 1))
 
 
 def _chosen(loop: Loop, operators: Operators, otherwise: caffe2_pb2.OperatorDef) -> caffe2_pb2.OperatorDef:
@@ -100,8 +100,13 @@ def _forward(loop: Loop) -> Operators:
     assert loop.unrolled is not None
     steps = range(loop.unrolled.steps)
     made: Operators = []
+    vectors = row_biases.of_sequences(loop)
     for outer in sequences(loop):
-        made.append(_split(loop, outer, [_row(loop, outer, step) for step in steps]))
+        rows = [_row(loop, outer, step) for step in steps]
+        if outer in vectors:
+            made += _vectors(loop, outer, vectors[outer], rows)
+        else:
+            made.append(_split(loop, outer, rows))
     kept = memory(loop)
     if kept is not None:
         assert loop.gradient is not None
@@ -114,7 +119,7 @@ def _forward(loop: Loop) -> Operators:
     made += _step_numbers(loop)
     for step in steps:
         names = _forward_names(loop, step)
-        made += [_renamed(operator, names) for operator in loop.operators]
+        made += [_renamed(operator, names) for operator in row_biases.operators(loop)]
         made += _shaped(loop, [link for link in loop.links if link.inner in loop.written], step)
     for state in states(loop):
         if state.outer_states not in backward_buffers(loop):
@@ -145,7 +150,7 @@ def _states(loop: Loop, outer: str) -> Operators:
 
 def _backward(loop: Loop) -> Operators:
     assert loop.gradient is not None and loop.unrolled is not None
-    gradient, steps = loop.gradient, loop.unrolled.steps
+    gradient, steps, outgoing = loop.gradient, loop.unrolled.steps, loop.unrolled.biases.outgoing
     of_states = state_gradients(loop)
     made: Operators = []
     from_outside = {}
@@ -157,11 +162,14 @@ def _backward(loop: Loop) -> Operators:
         made += _shown(loop, kept, [_row_of_gradient(loop, kept, step) for step in range(steps)])
     for step in reversed(range(steps)):
         for of in of_states.values():
-            if of.of_all is not None and step < steps - 1:
+            if of.of_all is not None and step < steps - 1 and of.outer not in outgoing:
                 row = _row(loop, of.outer, step + 1)
                 made.append(new_operator("Sum", [row, from_outside[of.outer][step]], [row], loop.forward))
         names = _backward_names(loop, step)
-        made += [_renamed(operator, names) for operator in gradient.operators]
+        operators = gradient.operators
+        if step:
+            operators = row_biases.gradient_operators(loop, {of: from_outside[of][step - 1] for of in outgoing})
+        made += [_renamed(operator, names) for operator in operators]
         made += _shaped(loop, gradient.backward_links, step)
     initial = {state.outer_states: state.outer_initial for state in loop.states}
     for outer, of in of_states.items():
@@ -213,9 +221,13 @@ def _last(loop: Loop, outer: str, of: StateGradient, from_outside: List[str]) ->
     made: Operators = []
     if of.of_all is not None:
         # To the engine's operator only its number of elements matters.
-        rows = loop.new_blob(of.outer + "_rows")
-        made.append(_reshaped(loop, of.of_all, rows, [loop.unrolled.steps, -1, size]))
-        made.append(_split(loop, rows, from_outside))
+        if of.outer in loop.unrolled.biases.outgoing:
+            made += _vectors(loop, of.of_all, None, from_outside)
+            made.append(_reshaped(loop, from_outside[-1], from_outside[-1], [1, -1, size]))
+        else:
+            rows = loop.new_blob(of.outer + "_rows")
+            made.append(_reshaped(loop, of.of_all, rows, [loop.unrolled.steps, -1, size]))
+            made.append(_split(loop, rows, from_outside))
     if of.of_last is not None:
         made.append(_reshaped(loop, of.of_last, row, [1, -1, size]))
     if of.of_all is not None:
@@ -327,6 +339,16 @@ def _renamed(operator: caffe2_pb2.OperatorDef, names: Dict[str, str]) -> caffe2_
 
 def _split(loop: Loop, blob: str, rows: Sequence[str]) -> caffe2_pb2.OperatorDef:
     return new_operator("Split", [blob], rows, loop.forward, axis=0)
+
+
+def _vectors(loop: Loop, blob: str, bias: Optional[str], rows: Sequence[str]) -> Operators:
+    """The rows of a blob that has one for each step, `[T, 1, K]`, as vectors, with a bias added to all."""
+    flat = loop.new_blob("{}_flat".format(NET))
+    made = []
+    if bias is not None:
+        made.append(new_operator("Add", [blob, bias], [flat], loop.forward, broadcast=1))
+    made.append(_reshaped(loop, blob if bias is None else flat, flat, [-1]))
+    return [*made, _split(loop, flat, rows)]
 
 
 def _shown(loop: Loop, blob: str, rows: Sequence[str]) -> Operators:

@@ -13,6 +13,7 @@ from caffe2_recurrent.rewriting.addends import is_in_backward_step, products_at
 from caffe2_recurrent.rewriting.emit import ATEN, is_aten
 from caffe2_recurrent.rewriting.rows import FEATURES, with_rows
 from caffe2_recurrent.rewriting.rule import Rule, Site
+from caffe2_recurrent.rewriting.rules.unrolled_steps import UnrolledSteps
 from caffe2_recurrent.rewriting.scaling import why_not_weights
 from caffe2_recurrent.rewriting.step_products import MULTIPLICATION, has_weights_in_rows, weights_shape
 from caffe2_recurrent.sizes import Sizes
@@ -82,7 +83,9 @@ class SequenceBias(Rule):
         if steps is None or batch is None:
             return "the numbers of steps and sequences are not known; give shapes"
         rows = steps * batch
-        if rows < FEWEST_ROWS:
+        # Of one sequence the product may take the row for its bias later, where steps are written out.
+        may_be_bias = batch == 1 and UnrolledSteps.name in loop.rules
+        if rows < FEWEST_ROWS and not may_be_bias:
             return "with {} rows in the sequence it costs as much as it gains".format(rows)
         position, link = site.where
         if not _scale(loop.operators[position]):

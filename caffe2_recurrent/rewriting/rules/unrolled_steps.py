@@ -8,7 +8,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.loop import Loop, Unrolled
 from caffe2_recurrent.operator_arguments import strings
 from caffe2_recurrent.operators import SHOWING, is_on_onednn
-from caffe2_recurrent.rewriting import loop_trial, overlap, step_shapes, unrolled
+from caffe2_recurrent.rewriting import loop_trial, overlap, row_biases, step_shapes, unrolled
 from caffe2_recurrent.rewriting.backward_pass import state_gradients
 from caffe2_recurrent.rewriting.rows import DIMENSIONS
 from caffe2_recurrent.rewriting.rule import Rule, Site
@@ -73,19 +73,28 @@ class UnrolledSteps(Rule):
     def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
         steps = sizes.steps(loop)
         assert steps is not None
-        number = loop.add_before("Shape", loop.inputs[:1], "steps", axes=[0])
-        kind = caffe2_pb2.TensorProto.INT64
-        wanted = loop.add_before("ConstantFill", [], "unrolled_for", shape=[1], value=steps, dtype=kind)
-        condition = loop.add_before("EQ", [number, wanted], "is_unrolled")
+        condition = _is_as_large(loop, loop.inputs[0], 0, steps, "is_unrolled")
         for sequence in unrolled.sequences(loop):
             if sequence != loop.inputs[0]:
                 # The engine goes by the first one. Another may be longer.
-                number = loop.add_before("Shape", [sequence], sequence + "_steps", axes=[0])
-                is_as_long = loop.add_before("EQ", [number, wanted], sequence + "_is_unrolled")
+                is_as_long = _is_as_large(loop, sequence, 0, steps, sequence + "_is_unrolled")
                 condition = loop.add_before("And", [condition, is_as_long], "are_unrolled")
+        biases = row_biases.found(loop, sizes)
+        if biases.added or biases.outgoing:
+            is_one = _is_as_large(loop, loop.inputs[0], 1, 1, "is_one_sequence")
+            condition = loop.add_before("And", [condition, is_one], "is_unrolled_for_one")
         shapes = {state.outer_states: sizes.shape(state.outer_initial) for state in unrolled.states(loop)}
         columns = {outer: (shape or (0,))[-1] for outer, shape in shapes.items()}
-        loop.unrolled = Unrolled(steps, condition, columns, _shapeless(loop, sizes))
+        loop.unrolled = Unrolled(steps, condition, columns, _shapeless(loop, sizes), biases)
+
+
+def _is_as_large(loop: Loop, blob: str, axis: int, size: int, name: str) -> str:
+    """An outer blob that says whether `blob` is of that size along an axis."""
+    found = loop.add_before("Shape", [blob], "{}_size_{}".format(blob, axis), axes=[axis])
+    wanted = loop.add_before(
+        "ConstantFill", [], "unrolled_for", shape=[1], value=size, dtype=caffe2_pb2.TensorProto.INT64
+    )
+    return loop.add_before("EQ", [found, wanted], name)
 
 
 def _why_not_forward(loop: Loop) -> Optional[str]:
