@@ -1,0 +1,113 @@
+"""Nets of one layer that take turns in a workspace, optimised and not, with other numbers of steps and sequences.
+
+What a run leaves, views of memory among it, is there in the next one. Each run must give what it gives in an empty
+workspace.
+"""
+
+import contextlib
+
+import numpy as np
+import pytest
+from caffe2.python import workspace
+from caffe2.python.model_helper import ModelHelper
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import rewriting_support as support
+from caffe2_recurrent import GRU, LSTM, MILSTM, optimize
+from caffe2_recurrent.rewriting import unrolled
+
+pytestmark = pytest.mark.usefixtures("backward_loops", "unrolled_steps")
+
+CELLS = {LSTM: ("h0", "c0"), MILSTM: ("h0", "c0"), GRU: ("h0",)}
+STEPS, SEQUENCES = 5, 2
+SIZES = [(STEPS, SEQUENCES), (2, SEQUENCES), (9, SEQUENCES), (STEPS, 1), (1, 3)]
+# All there is; what writes steps out; what turns the backward pass.
+RULES = [None, ["parameter_gradients", "unrolled_steps"], ["parameter_gradients", "backward_loop"]]
+
+
+class Layer:
+    """A net of a layer, and what must be the same as in any other net of that layer."""
+
+    def __init__(self, cell, name, trains, lengths=False, **options):
+        states = CELLS[cell]
+        self.model = ModelHelper(name)
+        if not trains:
+            options["forward_only"] = True
+        sizes = support.DIM_IN, support.D
+        outputs = cell(self.model, "x", "lengths" if lengths else None, states, *sizes, "layer", **options)
+        found = {}
+        if trains:
+            found = self.model.net.AddGradientOperators({outputs[0]: self.model.net.AddExternalInput("dh")})
+        visible = [found[blob] for blob in ("x", *states, *map(str, self.model.params)) if blob in found]
+        self.blobs = [str(blob) for blob in [*outputs, *visible]]
+
+    def feed_parameters(self):
+        workspace.RunNetOnce(self.model.param_init_net)
+        random = np.random.RandomState(1)
+        for parameter in map(str, self.model.params):
+            shape = workspace.FetchBlob(parameter).shape
+            workspace.FeedBlob(parameter, random.uniform(-1, 1, shape).astype(np.float32))
+
+    def values(self):
+        return [workspace.FetchBlob(blob) for blob in self.blobs], {}
+
+
+@contextlib.contextmanager
+def empty_workspace():
+    here = workspace.CurrentWorkspace()
+    workspace.SwitchWorkspace("empty", True)
+    try:
+        yield
+    finally:
+        workspace.ResetWorkspace()
+        workspace.SwitchWorkspace(here)
+
+
+def assert_each_run_right(cell, trains, rules, runs, **options):
+    """`runs` are which net runs, the plain one or that of a position in `rules`, and with which of the sizes."""
+    workspace.ResetWorkspace()
+    support.feed(STEPS, SEQUENCES)
+    layers = [Layer(cell, "net{}".format(number), trains, **options) for number in range(1 + len(rules))]
+    layers[0].feed_parameters()
+    for layer, names in zip(layers[1:], rules):
+        optimize(layer.model, names, even_if_slower=True)
+    for layer in layers:
+        workspace.CreateNet(layer.model.net)
+    for seed, (number, size) in enumerate(runs):
+        support.feed(*SIZES[size], seed=seed)
+        workspace.RunNet(layers[number].model.net)
+        with empty_workspace():
+            alone = Layer(cell, "alone", trains, **options)
+            alone.feed_parameters()
+            support.feed(*SIZES[size], seed=seed)
+            workspace.RunNetOnce(alone.model.net)
+            expected = alone.values()
+        support.assert_same(layers[number].values(), expected)
+
+
+some_runs = st.lists(st.tuples(st.integers(0, 2), st.integers(0, len(SIZES) - 1)), min_size=2, max_size=7)
+two_of_the_rules = st.tuples(st.sampled_from(RULES), st.sampled_from(RULES))
+
+
+@settings(max_examples=60)
+@given(st.sampled_from(list(CELLS)), st.booleans(), st.booleans(), two_of_the_rules, some_runs)
+def test_nets_that_take_turns(cell, trains, lengths, rules, runs):
+    assert_each_run_right(cell, trains, rules, runs, lengths=lengths)
+
+
+@settings(max_examples=20)
+@given(st.booleans(), two_of_the_rules, some_runs)
+def test_nets_that_keep_gates_in_sequences_and_take_turns(lengths, rules, runs):
+    assert_each_run_right(LSTM, True, rules, runs, lengths=lengths, memory_optimization=True)
+
+
+def test_a_blob_that_is_written_through_a_view_is_found(monkeypatch):
+    """The last value of a state copied, as it is where nothing else has run before."""
+    right = unrolled.new_operator
+    copying = {"Alias": "Copy"}
+    monkeypatch.setattr(
+        unrolled, "new_operator", lambda kind, *args, **given: right(copying.get(kind, kind), *args, **given)
+    )
+    with pytest.raises(AssertionError, match="output"):
+        assert_each_run_right(LSTM, True, [RULES[1]], [(1, 1), (1, 2), (1, 1), (1, 0)])
