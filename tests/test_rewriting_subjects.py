@@ -1,5 +1,6 @@
 """`subjects`: operators run and timed in workspaces of their own. Never how long they take."""
 
+import itertools
 import math
 
 import numpy as np
@@ -101,7 +102,7 @@ def test_inputs(monkeypatch):
     """Of the shapes given, float32, the same each time, and neither all alike nor large."""
     found = []
 
-    def best(net, of_interest):
+    def best(net, of_interest, is_new):
         found.append({blob: workspace.FetchBlob(blob) for blob in SHAPES})
         return 1.0
 
@@ -172,6 +173,7 @@ def timed(times, monkeypatch, of_interest=math.inf):
     """The best of the `times` that runs are to take, how many runs each was of, and which times were left."""
     asked, left = [], iter(times)
     monkeypatch.setattr(subjects, "_time", lambda net, runs: asked.append(runs) or next(left))
+    monkeypatch.setattr(subjects, "_warmed_up", lambda net, first: subjects._time(net, 1))
     with prepared(Subject([PRODUCT], SHAPES)) as timer:
         return timer(of_interest).step, asked, list(left)
 
@@ -212,7 +214,43 @@ def test_what_is_of_no_interest_is_run_once(first, of_interest, is_run_again, mo
 
 def test_what_is_done_once_is_always_of_interest(monkeypatch):
     asked = []
-    monkeypatch.setattr(subjects, "_best", lambda net, of_interest: asked.append((net, of_interest)) or 0.5)
+    monkeypatch.setattr(subjects, "_best", lambda *arguments: asked.append(arguments) or 0.5)
     with prepared(Subject([PRODUCT], SHAPES, once=[PRODUCT])) as timer:
-        assert timer(0.1) == Seconds(0.5, 0.5)
-    assert asked == [("trial_once", math.inf), ("trial_step", 0.1)]
+        for _ in range(2):
+            assert timer(0.1) == Seconds(0.5, 0.5)
+    # What has been timed before is warm.
+    assert asked == [
+        (net, most, is_new) for is_new in (True, False) for net, most in (("trial_once", math.inf), ("trial_step", 0.1))
+    ]
+
+
+def warmed_up(times, monkeypatch, each=0.0):
+    """The best of the `times` of runs, and how many were left; the clock says that each has taken `each`."""
+    clock, left = itertools.count(0.0, each), iter(times)
+    monkeypatch.setattr(subjects.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(subjects, "_time", lambda net, runs: next(left))
+    best = subjects._warmed_up("net", 2.0)
+    return best, len(list(left))
+
+
+def test_a_net_runs_until_its_runs_get_no_faster(monkeypatch):
+    falling = [2.1, 1.8, 1.6, 1.7, 1.5, 1.2, 1.3, 1.2]
+    assert warmed_up([*falling, *[1.19] * 3, 1.0, 1.0], monkeypatch) == (1.19, 2)
+    assert warmed_up([2.0] * subjects.WARM, monkeypatch) == (2.0, 0)
+    # A little faster is not faster.
+    assert warmed_up([1.99, 1.98, 1.97, 1.97, 1.97, 1.0], monkeypatch) == (1.97, 1)
+
+
+def test_getting_warm_has_its_time(monkeypatch):
+    falling = [2.0 * 0.9**run for run in range(20)]
+    assert warmed_up(falling, monkeypatch, each=subjects.WARMING / 4.5) == (falling[4], 15)
+    assert warmed_up(falling, monkeypatch, each=1.0) == (falling[0], 19)
+
+
+def test_only_what_is_new_has_to_get_warm(monkeypatch):
+    warmed = []
+    monkeypatch.setattr(subjects, "_warmed_up", lambda net, first: warmed.append(net) or first)
+    with prepared(Subject([PRODUCT], SHAPES, once=[PRODUCT])) as timer:
+        for _ in range(2):
+            timer(math.inf)
+    assert warmed == ["trial_once", "trial_step"]
