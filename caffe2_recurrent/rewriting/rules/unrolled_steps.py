@@ -30,7 +30,8 @@ class UnrolledSteps(Rule):
     The engine makes each link anew in each step: with one sequence of 100 numbers these and the run of the step's net
     were a quarter of an LSTM's forward pass. Written out, steps hand their states on by name; sequences are split into
     rows once, and states put together once. What that copies is more than what is saved, if states are not small: a
-    trial decides.
+    trial decides. With one sequence in the batch, products take rows that are added to them for their biases, where
+    `row_biases.py` finds some; then the condition is that there is one.
     """
 
     name = "unrolled_steps"
