@@ -34,6 +34,8 @@ import os
 import re
 import sys
 import tempfile
+import threading
+import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -214,7 +216,7 @@ def _measured(section: str, settled: sections.Plan, others: Sequence[Other]) -> 
 
 def _apart(section: str, settled: sections.Plan, others: Sequence[Other]) -> Results:
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context, initializer=_initialize) as process:
+    with concurrent.futures.ProcessPoolExecutor(1, context, _initialize_child, (os.getpid(),)) as process:
         return process.submit(_section, section, settled, others).result()
 
 
@@ -230,6 +232,18 @@ def _cell_and_shape(record: sections.Record) -> Tuple[Optional[str], str]:
 
 def _initialize() -> None:
     workspace.GlobalInit(["bench", "--caffe2_log_level=3"])
+
+
+def _initialize_child(parent: int) -> None:
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    _initialize()
+
+
+def _end_with(parent: int) -> None:
+    """Ends this process when its parent is gone: what was killed must not go on beside what is measured next."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
 
 
 def _section(section: str, settled: sections.Plan, others: Sequence[Other]) -> Results:

@@ -961,3 +961,17 @@ def test_memory_that_cannot_be_measured_is_a_failure(monkeypatch, without_optimi
     results = bench.collect(bench.read_options([*ARGUMENTS, "--memory", "--no-write"]))
     assert reporting.failures(results) == ["memory, 3,2,4,5: torch.nn.LSTM: ChildError: status 1"]
     assert results["sections"]["memory"]["records"][0]["bytes"][OURS] == 1000
+
+
+def test_a_process_that_measures_ends_with_its_parent(monkeypatch):
+    parents, slept = [5, 5, 1], []
+
+    def end(status):
+        raise SystemExit(status)
+
+    monkeypatch.setattr(bench.os, "getppid", lambda: parents.pop(0))
+    monkeypatch.setattr(bench.os, "_exit", end)
+    monkeypatch.setattr(bench.time, "sleep", slept.append)
+    with pytest.raises(SystemExit):
+        bench._end_with(5)
+    assert parents == [] and len(slept) == 2
