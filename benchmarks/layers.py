@@ -323,7 +323,8 @@ class Layer:
         nets = {given.name: given.n for given in chosen.arg}
         (loop,) = nets["else_net"].op
         # Rows of these are what links show in the loop.
-        rows = {"unrolled_{}_".format(plain(outer)) for outer in _linked(loop, "link_external")}
+        stems = ["unrolled_{}".format(plain(outer)) for outer in _linked(loop, "link_external")]
+        rows = {stem + ending for stem in stems for ending in ("_", "_view_")}
         by_stem: Dict[str, Dict[int, int]] = {}
         for name in {blob for operator in nets["then_net"].op for blob in operator.output}:
             stem, step = plain(name)[:-1], name[-1]

@@ -16,14 +16,18 @@ from hypothesis import strategies as st
 import rewriting_support as support
 from caffe2_recurrent import GRU, LSTM, MILSTM, optimize
 from caffe2_recurrent.rewriting import unrolled
+from caffe2_recurrent.rewriting.backward_pass import LINK
 
 pytestmark = pytest.mark.usefixtures("backward_loops", "unrolled_steps")
 
 CELLS = {LSTM: ("h0", "c0"), MILSTM: ("h0", "c0"), GRU: ("h0",)}
 STEPS, SEQUENCES = 5, 2
 SIZES = [(STEPS, SEQUENCES), (2, SEQUENCES), (9, SEQUENCES), (STEPS, 1), (1, 3)]
-# All there is; what writes steps out; what turns the backward pass.
-RULES = [None, ["parameter_gradients", "unrolled_steps"], ["parameter_gradients", "backward_loop"]]
+WRITTEN_OUT = ["parameter_gradients", "unrolled_steps"]
+TURNED = ["parameter_gradients", "backward_loop"]
+# They keep what the backward step needs in the memory of the sequence's gradient.
+KEPT = ["parameter_gradients", "lstm_unit", "gradient_buffer", "zero_gradients", "unrolled_steps"]
+RULES = [None, WRITTEN_OUT, TURNED, KEPT]
 
 
 class Layer:
@@ -87,7 +91,8 @@ def assert_each_run_right(cell, trains, rules, runs, **options):
 
 
 some_runs = st.lists(st.tuples(st.integers(0, 2), st.integers(0, len(SIZES) - 1)), min_size=2, max_size=7)
-two_of_the_rules = st.tuples(st.sampled_from(RULES), st.sampled_from(RULES))
+some_rules = st.sampled_from(RULES) | st.sets(st.sampled_from(support.NAMES), min_size=3)
+two_of_the_rules = st.tuples(some_rules, some_rules)
 
 
 @settings(max_examples=60)
@@ -102,6 +107,32 @@ def test_nets_that_keep_gates_in_sequences_and_take_turns(lengths, rules, runs):
     assert_each_run_right(LSTM, True, rules, runs, lengths=lengths, memory_optimization=True)
 
 
+def test_rows_that_one_net_shows_and_another_one_writes():
+    """Those of the gradient, whose memory a run of more numbers lets go of."""
+    layers = []
+    for number, rules in enumerate((KEPT, WRITTEN_OUT)):
+        workspace.ResetWorkspace()
+        support.feed(STEPS, SEQUENCES)
+        layers.append(Layer(LSTM, "net{}".format(number), True))
+        layers[-1].feed_parameters()
+        report = optimize(layers[-1].model, rules, even_if_slower=True)
+        assert report.counts["unrolled_steps"] == 1, report
+    shown, written = (
+        {
+            blob
+            for operator in layer.model.net.Proto().op
+            for given in operator.arg
+            if given.name == "then_net"
+            for inside in given.n.op
+            if (inside.type == LINK) == is_link
+            for blob in inside.output[: 1 if is_link else None]
+        }
+        for layer, is_link in zip(layers, (True, False))
+    )
+    assert shown and not shown & written
+    assert_each_run_right(LSTM, True, [KEPT, WRITTEN_OUT], [(1, 2), (1, 0), (2, 2), (2, 0), (1, 0), (2, 0)])
+
+
 def test_a_blob_that_is_written_through_a_view_is_found(monkeypatch):
     """The last value of a state copied, as it is where nothing else has run before."""
     right = unrolled.new_operator
@@ -110,4 +141,4 @@ def test_a_blob_that_is_written_through_a_view_is_found(monkeypatch):
         unrolled, "new_operator", lambda kind, *args, **given: right(copying.get(kind, kind), *args, **given)
     )
     with pytest.raises(AssertionError, match="output"):
-        assert_each_run_right(LSTM, True, [RULES[1]], [(1, 1), (1, 2), (1, 1), (1, 0)])
+        assert_each_run_right(LSTM, True, [WRITTEN_OUT], [(1, 1), (1, 2), (1, 1), (1, 0)])

@@ -21,6 +21,7 @@ from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.operators import copied, new_operator
 from caffe2_recurrent.rewriting import gradient_memory, row_biases, state_slices
 from caffe2_recurrent.rewriting.backward_pass import LINK, StateGradient, of_initial_value, state_gradients
+from caffe2_recurrent.rewriting.memory_names import VIEW
 from caffe2_recurrent.rewriting.step_shapes import LIKE_THEIR_INPUTS
 from caffe2_recurrent.wiring import Link
 
@@ -278,12 +279,14 @@ def changed_in_place(loop: Loop) -> List[str]:
 
 def _row(loop: Loop, outer: str, row: int) -> str:
     """A row of an outer blob that links show."""
-    return _made(loop, "{}_{}".format(outer, row), "row", outer, row)
+    # Another net may write to a row of its own, which must not be where this one's has been: see `memory_names.py`.
+    ending = VIEW if outer == memory(loop) else ""
+    return _made(loop, "{}{}_{}".format(outer, ending, row), "row", outer, row)
 
 
 def _row_of_gradient(loop: Loop, outer: str, row: int) -> str:
     """The same row of the sequence's gradient by its name in the backward step, if steps keep something there."""
-    return _made(loop, "{}_{}".format(outer, row), "row of gradient", outer, row)
+    return _made(loop, "{}_gradient{}_{}".format(outer, VIEW, row), "row of gradient", outer, row)
 
 
 def _own(loop: Loop, blob: str, step: int) -> str:
