@@ -21,6 +21,7 @@ BINARY = frozenset(["Add", "Div", "Mul", "Sub"])
 # Rows from rows, if they work on the last axis; only the first input has rows.
 ALONG_FEATURES = frozenset(["ElementwiseLinear", "FC", "FCTransposed", "Softmax", "Split"])
 UNITS = frozenset(["GRUUnit", "LSTMUnit"])
+UNITS_AND_GRADIENTS = UNITS.union(unit + "Gradient" for unit in UNITS)
 
 
 def with_rows(loop: Loop, sizes: Sizes) -> Set[str]:

@@ -8,7 +8,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.loop import Loop, State
 from caffe2_recurrent.operators import copied, gradient_name
 from caffe2_recurrent.rewriting.emit import is_aten
-from caffe2_recurrent.rewriting.rows import ALONG_FEATURES, BINARY, DIMENSIONS, ELEMENTWISE, UNITS
+from caffe2_recurrent.rewriting.rows import ALONG_FEATURES, BINARY, DIMENSIONS, ELEMENTWISE, UNITS, UNITS_AND_GRADIENTS
 from caffe2_recurrent.sizes import Shape, Sizes
 from caffe2_recurrent.wiring import Link
 
@@ -25,7 +25,7 @@ GIVING_FLOATS = frozenset(
     + ["Swish", "TanhGradient", "Transpose", "WeightedSum"]
 ).union(ELEMENTWISE, BINARY, ALONG_FEATURES, UNITS)
 # Of which Caffe2 says nothing: what they give is shaped like their first inputs, in their order.
-LIKE_THEIR_INPUTS = UNITS.union(unit + "Gradient" for unit in UNITS)
+LIKE_THEIR_INPUTS = UNITS_AND_GRADIENTS
 # Of a blob and its shape, where a rule depends on a 1 in it that is one by chance; see `Sizes.when_larger`.
 MAY_BE_LARGER = "'{}' {} may be larger in another run, as nothing says that it is a parameter"
 

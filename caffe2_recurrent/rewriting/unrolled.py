@@ -7,7 +7,8 @@
 A row is what a link shows: `[1, N, k]`, a blob of its own here, so that states need no links. What the steps share is
 one blob for all of them, and what the backward steps compute, too, unless it is a row. What steps keep in the memory of
 the sequence's gradient stays there: its rows are shown by links, by one name to the forward step and by another to the
-backward step, as operators that take over memory need not work in place.
+backward step, as operators that take over memory need not work in place. A row that is the bias of a product is a
+vector, see `row_biases.py`.
 
 Source: RecurrentNetworkOp and RecurrentNetworkGradientOp in caffe2/operators/rnn/recurrent_network_op.h, if_op.h.
 """
@@ -22,7 +23,7 @@ from caffe2_recurrent.operators import copied, new_operator
 from caffe2_recurrent.rewriting import gradient_memory, row_biases, state_slices
 from caffe2_recurrent.rewriting.backward_pass import LINK, StateGradient, of_initial_value, state_gradients
 from caffe2_recurrent.rewriting.memory_names import VIEW
-from caffe2_recurrent.rewriting.step_shapes import LIKE_THEIR_INPUTS
+from caffe2_recurrent.rewriting.rows import UNITS_AND_GRADIENTS
 from caffe2_recurrent.wiring import Link
 
 NET, OTHERWISE = "unrolled", "of_other_lengths"
@@ -76,7 +77,7 @@ def _whole(loop: Loop) -> Set[str]:
 
 def needs_step_number(operator: caffe2_pb2.OperatorDef) -> bool:
     """Whether an operator that is given the step number looks at it, as units and their gradients do for lengths."""
-    return operator.type not in LIKE_THEIR_INPUTS or bool(integer(operator, "sequence_lengths", 1))
+    return operator.type not in UNITS_AND_GRADIENTS or bool(integer(operator, "sequence_lengths", 1))
 
 
 def _chosen(loop: Loop, operators: Operators, otherwise: caffe2_pb2.OperatorDef) -> caffe2_pb2.OperatorDef:
@@ -118,9 +119,10 @@ def _forward(loop: Loop) -> Operators:
             size = loop.unrolled.columns[state.outer_states]
             made.append(_reshaped(loop, state.outer_initial, _row(loop, state.outer_states, 0), [1, -1, size]))
     made += _step_numbers(loop)
+    operators = row_biases.operators(loop)
     for step in steps:
         names = _forward_names(loop, step)
-        made += [_renamed(operator, names) for operator in row_biases.operators(loop)]
+        made += [_renamed(operator, names) for operator in operators]
         made += _shaped(loop, [link for link in loop.links if link.inner in loop.written], step)
     for state in states(loop):
         if state.outer_states not in backward_buffers(loop):
