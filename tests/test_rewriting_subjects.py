@@ -102,11 +102,11 @@ def test_inputs(monkeypatch):
     """Of the shapes given, float32, the same each time, and neither all alike nor large."""
     found = []
 
-    def best(net, of_interest, is_new):
+    def timed(net, of_interest, is_new, runs):
         found.append({blob: workspace.FetchBlob(blob) for blob in SHAPES})
         return 1.0
 
-    monkeypatch.setattr(subjects, "_best", best)
+    monkeypatch.setattr(subjects, "_timed", timed)
     for _ in range(2):
         assert seconds(Subject([PRODUCT], SHAPES)) == Seconds(0.0, 1.0)
     for blob, shape in SHAPES.items():
@@ -169,12 +169,12 @@ def test_pages_where_nobody_counts_them(monkeypatch):
     assert subjects._pages() == 0
 
 
-def timed(times, monkeypatch, of_interest=math.inf):
-    """The best of the `times` that runs are to take, how many runs each was of, and which times were left."""
+def timed(times, monkeypatch, of_interest=math.inf, **options):
+    """What is found of the `times` that runs are to take, how many runs each was of, and which times were left."""
     asked, left = [], iter(times)
     monkeypatch.setattr(subjects, "_time", lambda net, runs: asked.append(runs) or next(left))
     monkeypatch.setattr(subjects, "_warmed_up", lambda net, first: subjects._time(net, 1))
-    with prepared(Subject([PRODUCT], SHAPES)) as timer:
+    with prepared(Subject([PRODUCT], SHAPES, **options)) as timer:
         return timer(of_interest).step, asked, list(left)
 
 
@@ -199,6 +199,26 @@ def test_the_best_of_some_rounds(first, times, expected, runs, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    "times, expected, runs",
+    [
+        # As many runs as fit into the time there is, each by itself.
+        ([0.03, 0.05, 0.01, 0.02], 0.02, [1] * 4),
+        ([1e-6] + [3e-6] * 49 + [2e-6] + [1e-6] * 50, 1.5e-6, [1] * 101),
+        # The one behind the first counts for nothing either, but where it takes long.
+        ([0.2, 0.4], 0.4, [1, 1]),
+        ([0.0] * 101, 0.0, [1] * 101),
+    ],
+)
+def test_the_usual_time_of_what_wakes_threads(times, expected, runs, monkeypatch):
+    found = timed([0.3, *times], monkeypatch, wakes_threads=True)
+    assert found == (pytest.approx(expected), [1, *runs], [])
+
+
+def test_what_wakes_threads_and_is_of_no_interest_is_run_once(monkeypatch):
+    assert timed([0.3, 0.2], monkeypatch, 0.29, wakes_threads=True) == (0.3, [1], [0.2])
+
+
+@pytest.mark.parametrize(
     "first, of_interest, is_run_again",
     [
         (0.3, 0.29, False),
@@ -214,7 +234,7 @@ def test_what_is_of_no_interest_is_run_once(first, of_interest, is_run_again, mo
 
 def test_what_is_done_once_is_always_of_interest(monkeypatch):
     asked = []
-    monkeypatch.setattr(subjects, "_best", lambda *arguments: asked.append(arguments) or 0.5)
+    monkeypatch.setattr(subjects, "_timed", lambda *arguments: asked.append(arguments[:3]) or 0.5)
     with prepared(Subject([PRODUCT], SHAPES, once=[PRODUCT])) as timer:
         for _ in range(2):
             assert timer(0.1) == Seconds(0.5, 0.5)

@@ -1,0 +1,129 @@
+"""`loop_trial`: what is timed when a loop is, in the forms that it may get. Never how long it takes."""
+
+import numpy as np
+import pytest
+from caffe2.python import workspace
+
+import rewriting_support as support
+from caffe2_recurrent import optimize
+from caffe2_recurrent.operator_arguments import integer, net
+from caffe2_recurrent.rewriting import loop_trial, subjects, trial
+from caffe2_recurrent.rewriting.rules.executor_threads import OFF, ON
+from caffe2_recurrent.rewriting.rules.unrolled_steps import UNROLLED
+from caffe2_recurrent.rewriting.subjects import Seconds, prepared
+
+RULES = ["executor_threads", "unrolled_steps"]
+
+
+@pytest.fixture
+def tried(monkeypatch, unrolled_steps):
+    """The subjects of each trial by the name of the candidate; the last one wins."""
+    trial.forget()
+    found = []
+
+    def in_turn(candidates, one_by_one):
+        found.append({name: candidate() for name, candidate in candidates.items()})
+        return {name: Seconds(0.0, 9.0 - index) for index, name in enumerate(candidates)}
+
+    monkeypatch.setattr(loop_trial.trial, "in_turn", in_turn)
+    yield found
+    trial.forget()
+
+
+def without_executor(model):
+    for operator in model.net.Proto().op:
+        for given in operator.arg:
+            if given.name == "enable_rnn_executor":
+                given.i = 0
+
+
+def loops(operators):
+    """The loops among operators, those of the branch of an If included."""
+    for operator in operators:
+        if operator.type == support.LOOP:
+            yield operator
+        yield from loops(net(operator, "else_net").op if operator.type == "If" else ())
+
+
+# `sequence_bias` puts another product into the place of the one that the net had.
+@pytest.mark.parametrize("before", [[], ["sequence_bias"]], ids=str)
+@pytest.mark.parametrize("gradients", [True, False], ids=["training", "forward only"])
+def test_what_makes_the_sequence_is_timed_with_the_loop(before, gradients, tried):
+    model, _ = support.lstm(gradients=gradients)
+    optimize(model, ["parameter_gradients", *before, *RULES], dry_run=True)
+    timed = [subject for candidates in tried for subject in candidates.values()]
+    # Written out or not, and with the executor or so.
+    assert len(timed) == 4
+    for subject in timed:
+        product, *others = subject.step
+        assert product.type == "FC"
+        (loop,) = loops(others)
+        assert loop.input[0] in product.output and loop.input[0] not in subject.shapes
+        assert set(product.input) <= set(subject.shapes)
+        assert subject.shapes["x"] == (support.T, support.N, support.DIM_IN)
+        # And no other product around the loop.
+        assert all(operator.type != "FC" for operator in others)
+
+
+def test_what_makes_the_sequence_of_what_is_not_known_is_not_timed(tried):
+    """Its result is there instead."""
+    model, _ = support.lstm(gradients=False)
+    sequence = (support.T, support.N, 4 * support.D)
+    # Nothing is known of its input: the net is all that there is.
+    parameters = {name: workspace.FetchBlob(name).shape for name in ("layer/gates_t_w", "layer/gates_t_b")}
+    workspace.ResetWorkspace()
+    states = dict.fromkeys(("h0", "c0"), (1, support.N, support.D))
+    optimize(model.net, RULES, shapes={"layer/i2h": sequence, **states, **parameters}, dry_run=True)
+    assert tried
+    for candidates in tried:
+        for subject in candidates.values():
+            assert all(operator.type != "FC" for operator in subject.step)
+            assert subject.shapes["layer/i2h"] == sequence
+
+
+def test_a_sequence_that_the_net_is_given(tried):
+    model, _ = support.lstm(gradients=False)
+    product = support.operator(model.net, "FC")
+    model.net.Proto().op.remove(product)
+    workspace.FeedBlob("layer/i2h", np.ones((support.T, support.N, 4 * support.D), np.float32))
+    optimize(model, RULES, dry_run=True)
+    assert tried
+    assert {operator.type for candidates in tried for operator in candidates[min(candidates)].step} >= {support.LOOP}
+    assert all("layer/i2h" in subject.shapes for candidates in tried for subject in candidates.values())
+
+
+def test_the_usual_time_counts_where_the_executor_takes_part(tried):
+    model, _ = support.lstm(gradients=False)
+    optimize(model, RULES, dry_run=True)
+    (executor,) = [candidates for candidates in tried if set(candidates) == {ON, OFF}]
+    on = {name: integer(next(loops(subject.step)), "enable_rnn_executor", 0) for name, subject in executor.items()}
+    assert on == {ON: 1, OFF: 0}
+    assert all(subject.wakes_threads for subject in executor.values())
+    del tried[:]
+    trial.forget()
+    without_executor(model)
+    optimize(model, RULES, dry_run=True)
+    (written_out,) = tried
+    assert UNROLLED in written_out
+    assert not any(subject.wakes_threads for subject in written_out.values())
+
+
+def test_no_sequence_has_ended(tried):
+    model, _ = support.lstm(lengths=True, gradients=False)
+    optimize(model, RULES, dry_run=True)
+    assert tried
+    for candidates in tried:
+        for subject in candidates.values():
+            made = subjects.result(subject.once, {}, "lengths")
+            np.testing.assert_array_equal(made, np.full(support.N, support.T, np.int32))
+            assert made.dtype == np.int32
+
+
+@pytest.mark.parametrize("options", [{}, {"gradients": False}, {"lengths": True}], ids=str)
+def test_what_is_timed_runs(options, tried):
+    model, _ = support.lstm(**options)
+    optimize(model, ["parameter_gradients", "sequence_bias", *RULES], dry_run=True)
+    for candidates in tried:
+        for subject in candidates.values():
+            with prepared(subject) as timer:
+                assert timer(1.0).step > 0
