@@ -4,6 +4,7 @@ A product C = A B can be had in many ways. A and B may be stored as they are or 
 (C' = B' A'), and MatMul, FC and BatchMatMul do not lead to the same kernel. Where Caffe2 was built with oneDNN, which
 it calls IDEEP, FC, FCGradient and Conv lead to others yet: as a convolution with kernels of 1 x 1, a product has one
 operand for its image `[1, inner, 1, columns]`, laid out in blocks, and the other for its filters `[rows, inner, 1, 1]`.
+NNPACK, an engine of the CPU's convolution, takes both as they lie.
 All are tried, and the fastest are timed again in every round.
 
 An operand that a pass has in another layout than the fastest one counts as if it had it, and so does a result: there is
@@ -29,6 +30,7 @@ KEPT = 2
 LOOK_MINIMUM = 0.002
 LOOKS_ENOUGH = 0.1
 GATES = 4
+NNPACK = "NNPACK"
 
 
 class Product(NamedTuple):
@@ -49,6 +51,7 @@ class Step(NamedTuple):
     results: Tuple[str, ...]
     arguments: Dict[str, int]
     device: int = caffe2_pb2.CPU
+    engine: str = ""
 
 
 class Layout(NamedTuple):
@@ -134,6 +137,11 @@ def layouts(product: Product) -> List[Layout]:
             _plain("BatchMatMul(A, B in 4)", "BatchMatMul", ("A", "B in 4"), broadcast=1),
             _plain("BatchMatMul(A, B' in 4)", "BatchMatMul", ("A", "B' in 4"), broadcast=1, trans_b=1),
         ]
+    if core.IsOperatorWithEngine("Conv", NNPACK):
+        found += [
+            _by_nnpack("Conv(B as image, A as filters)", ("B as image", "A as filters")),
+            _by_nnpack("Conv(A' as image, B' as filters) for C'", ("A' as image", "B' as filters")),
+        ]
     if has_onednn():
         found += _layouts_of_onednn(product)
     return found
@@ -141,6 +149,10 @@ def layouts(product: Product) -> List[Layout]:
 
 def _plain(name: str, operator: str, operands: Tuple[str, ...], **arguments: int) -> Layout:
     return Layout(name, Step(operator, operands, ("C",), arguments))
+
+
+def _by_nnpack(name: str, operands: Tuple[str, ...]) -> Layout:
+    return Layout(NNPACK + " " + name, Step("Conv", operands, ("C as image",), {"kernel": 1}, engine=NNPACK))
 
 
 # ------------------------------------------------------------------------------------------------------------- oneDNN
@@ -212,7 +224,8 @@ def created(step: Step, blob: Callable[[str], str]) -> caffe2_pb2.OperatorDef:
     """The operator of a step; `blob` is how what it reads and writes is called."""
     operands, results = ([blob(name) for name in names] for names in (step.operands, step.results))
     device = core.DeviceOption(step.device)
-    return core.CreateOperator(step.operator, operands, results, device_option=device, **step.arguments)
+    arguments = dict(step.arguments, engine=step.engine or None)
+    return core.CreateOperator(step.operator, operands, results, device_option=device, **arguments)
 
 
 # --------------------------------------------------------------------------------------------------------------- timing

@@ -58,6 +58,19 @@ def no_unrolled_steps(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
         monkeypatch.setattr(UnrolledSteps, "sites", lambda self, loop: iter(()))
 
 
+@pytest.fixture
+def nnpack_products() -> None:
+    """Products of steps may be NNPACK's; elsewhere tests look at those of MKL and oneDNN."""
+
+
+@pytest.fixture(autouse=True)
+def no_nnpack_products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    from caffe2_recurrent.rewriting import nnpack
+
+    if "nnpack_products" not in request.fixturenames:
+        monkeypatch.setattr(nnpack, "is_missing", lambda: True)
+
+
 @pytest.fixture(autouse=True)
 def fresh_workspace() -> Iterator[None]:
     """Give each test an empty workspace, and leave none of its blobs behind."""

@@ -18,7 +18,7 @@ from caffe2_recurrent import GRU, LSTM, MILSTM, optimize
 from caffe2_recurrent.rewriting import unrolled
 from caffe2_recurrent.rewriting.backward_pass import LINK
 
-pytestmark = pytest.mark.usefixtures("backward_loops", "unrolled_steps")
+pytestmark = pytest.mark.usefixtures("backward_loops", "unrolled_steps", "nnpack_products")
 
 CELLS = {LSTM: ("h0", "c0"), MILSTM: ("h0", "c0"), GRU: ("h0",)}
 STEPS, SEQUENCES = 5, 2

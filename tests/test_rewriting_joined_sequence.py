@@ -631,7 +631,7 @@ def test_which_way_takes_how_long(monkeypatch):
 
 def form_of(size, is_joined):
     """What is tried: the types of what is done once, and in a step; what that gives."""
-    step, shapes, once = joined_sequence._subject(size, is_joined)
+    step, shapes, once, _ = joined_sequence._subject(size, is_joined)
     random = np.random.RandomState(3)
     own = ["x", "v", "c", "h", "w"]
     values = {blob: random.uniform(-1, 1, shapes[blob]).astype(np.float32) for blob in own}

@@ -1,5 +1,6 @@
 """The rules over random step nets and random LSTMs: values and gradients of a numpy loop, and idle the second time."""
 
+import pytest
 from caffe2.python import workspace
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -13,6 +14,8 @@ from caffe2_recurrent.rewriting.rules.forward_links import ForwardLinks
 from caffe2_recurrent.rewriting.rules.parameter_gradients import ParameterGradients
 from cells import CELLS
 from test_random_step_nets import drawn_options, seeds
+
+pytestmark = pytest.mark.usefixtures("nnpack_products")
 
 chosen_rules = st.none() | st.sets(st.sampled_from(support.NAMES), min_size=1)
 

@@ -7,8 +7,10 @@ from caffe2.python import core, workspace
 import rewriting_support as support
 from caffe2_recurrent import optimize
 from caffe2_recurrent.operator_arguments import set_arguments
-from caffe2_recurrent.rewriting import onednn, onednn_over_steps, separate_rows, trial
+from caffe2_recurrent.rewriting import onednn, onednn_over_steps, product_ways, separate_rows, trial
+from caffe2_recurrent.rewriting.emit import Emitter
 from caffe2_recurrent.rewriting.onednn_over_steps import layouts
+from caffe2_recurrent.rewriting.product import Product
 from caffe2_recurrent.rewriting.subjects import result
 from onednn_support import in_ifs, leaving_no_trace, on_onednn
 
@@ -57,8 +59,8 @@ def test_what_is_said_of_steps_is_so(way, parts, inner, outer):
         values = {"x": x, "w": weights if parts > 1 else weights[0], "b": np.ones(outer, "f")}
         loop = trial.lone_loop(["x", "w", "b", "y"])
         bias = None if parts > 1 else "b"
-        product = onednn.Product("x", None, "w", bias, "y", rows, inner, outer, parts=parts)
-        step = onednn.emit(way, loop, product, loop.forward).operators
+        product = Product("x", None, "w", bias, "y", rows, inner, outer, parts=parts)
+        step = product_ways.emit(way, loop, product, loop.forward).operators
         found = result([*loop.before, *step], values, "y")
         kept = [row for row in range(rows) if row % 3 != 1]
         expected = np.einsum("nk,pmk->pnm", x[0, kept], weights) + (bias is not None)
@@ -72,7 +74,7 @@ def test_several_matrices_are_what_is_tried(monkeypatch):
         assert product.parts == 3 and product.bias is None
         operator.type, operator.input[:] = "BatchMatMul", ["x", "w"]
         set_arguments(operator, {"broadcast": 1, "trans_b": 1})
-        emitter = onednn.Emitter(loop, operator, "y")
+        emitter = Emitter(loop, operator, "y")
         emitter.operators.append(operator)
         if spreading:
             operator.output[:] = ["product"]
@@ -80,7 +82,7 @@ def test_several_matrices_are_what_is_tried(monkeypatch):
             emitter.add("Sum", ["product", shifted], "y")
         return emitter
 
-    monkeypatch.setattr(onednn, "emit", emit)
+    monkeypatch.setattr(product_ways, "emit", emit)
     for spreading in (False, True):
         with leaving_no_trace():
             assert separate_rows.in_steps.__wrapped__(onednn.CONVOLUTION, 3, 4, 3) != spreading

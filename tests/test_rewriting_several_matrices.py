@@ -7,8 +7,9 @@ from caffe2.python import workspace
 import rewriting_support as support
 import test_rewriting_gates_first as first
 from caffe2_recurrent import optimize
-from caffe2_recurrent.rewriting import onednn, separate_rows, step_products, subjects, trial
-from caffe2_recurrent.rewriting.onednn import CONVOLUTION, INNER_PRODUCT, Product
+from caffe2_recurrent.rewriting import onednn, product_ways, separate_rows, step_products, subjects, trial
+from caffe2_recurrent.rewriting.onednn import CONVOLUTION, INNER_PRODUCT
+from caffe2_recurrent.rewriting.product import Product
 from caffe2_recurrent.rewriting.rules import RULES
 from caffe2_recurrent.rewriting.step_products import AS_IT_IS, Size
 from caffe2_recurrent.rewriting.subjects import Seconds
@@ -38,7 +39,7 @@ def made_there(in_rows=False, sigmoid=False, inner=INNER, rows=ROWS):
     loop = trial.lone_loop(["x", "w", "y", "s"])
     product = Product("x", None if in_rows else "w", "w" if in_rows else None, None, "y", rows, inner, OUTER)
     product = product._replace(sigmoid="s" if sigmoid else None, parts=PARTS)
-    step = onednn.emit(CONVOLUTION, loop, product, loop.forward).operators
+    step = product_ways.emit(CONVOLUTION, loop, product, loop.forward).operators
     found = subjects.result([*loop.before, *step], given, "s" if sigmoid else "y")
     return found, 1 / (1 + np.exp(-expected)) if sigmoid else expected
 

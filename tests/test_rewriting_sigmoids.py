@@ -9,7 +9,7 @@ import rewriting_support as support
 from caffe2_recurrent import optimize, recurrent_net
 from caffe2_recurrent.operators import as_bytes, new_operator
 from caffe2_recurrent.rewriting import onednn, separate_rows, sigmoids
-from caffe2_recurrent.rewriting.onednn import Product
+from caffe2_recurrent.rewriting.product import Product
 from caffe2_recurrent.rewriting.subjects import Seconds
 from onednn_support import FROM, THERE, force, leaving_no_trace, on_onednn, outputs_and_step
 from step_nets import D, Maker, N, T

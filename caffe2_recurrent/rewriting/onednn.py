@@ -13,7 +13,7 @@ their weights in the first run unless told that this is training, and would not 
 """
 
 import functools
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 from caffe2.proto import caffe2_pb2
@@ -21,8 +21,9 @@ from caffe2.python import core, workspace
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operators import new_operator
-from caffe2_recurrent.rewriting import vectorised
-from caffe2_recurrent.rewriting.emit import ATEN, Emitter
+from caffe2_recurrent.rewriting.convolved import add_bias, like_filters, result_of_convolution
+from caffe2_recurrent.rewriting.emit import Emitter
+from caffe2_recurrent.rewriting.product import Product
 from caffe2_recurrent.rewriting.rows import FEATURES
 from caffe2_recurrent.scratch_workspace import scratch_workspace
 
@@ -159,39 +160,15 @@ def _filled(blob: str, loop: Loop, kind: int, value: Any, shape: List[int]) -> c
     return new_operator("ConstantFill", [], [blob], loop.forward, shape=shape, dtype=kind, value=value)
 
 
-class Product(NamedTuple):
-    """The blobs of `Y = X W + b + a` in a step: X `[1, N, K]`, Y and a `[1, N, M]`, b `[M]`; a and b may be None.
-
-    `columns` is W stored as `[K, M]`, `rows` W stored as `[M, K]`; one of the two is None. `batch` is N, if known.
-    `sigmoid` is the blob of sigmoid(Y), if Y is wanted for nothing else, and the sigmoid is to be taken there too.
-    There is an addend only where the way to have the product `adds`. With several `parts` W has as many matrices,
-    `[parts, K, M]` or `[parts, M, K]`, and so has Y `[parts, N, M]`: by convolution, and without a bias.
-    """
-
-    input: str
-    columns: Optional[str]
-    rows: Optional[str]
-    bias: Optional[str]
-    output: str
-    batch: Optional[int]
-    inner: int
-    outer: int
-    sigmoid: Optional[str] = None
-    addend: Optional[str] = None
-    parts: int = 1
-
-
-def emit(way: str, loop: Loop, product: Product, beside: caffe2_pb2.OperatorDef) -> Emitter:
+def emit(way: str, emitter: Emitter, loop: Loop, product: Product) -> None:
     """The operators of the step in place of the product, and those before the loop that lay out its weights."""
-    emitter = Emitter(loop, beside, product.output)
     (_emit_convolution if way == CONVOLUTION else _emit_inner_product)(emitter, loop, product)
-    return emitter
 
 
 def _emit_convolution(emitter: Emitter, loop: Loop, product: Product) -> None:
     image = _image(loop, product)
     loop.add_reference(image)
-    like = _like_filters(loop, product)
+    like = like_filters(loop, product)
     loop.add_reference(like)
     filters = _by_the_cpu(emitter, "ResizeLike", [product.input, like], "filters")
     convolved = add(emitter, "Conv", [image, filters], [emitter.blob("convolved")], kernel=1, training_mode=1)
@@ -200,29 +177,10 @@ def _emit_convolution(emitter: Emitter, loop: Loop, product: Product) -> None:
         _emit_sigmoid(emitter, convolved, product.sigmoid)
         emitter.add("Squeeze", [product.sigmoid], product.sigmoid, dims=[FEATURES])
         return
-    # ATen's output is a tensor of its own, so it cannot be a linked blob.
-    is_linked = any(link.inner == product.output for link in loop.all_links)
-    by_aten = product.bias is not None and not is_linked and vectorised.aten_adds_faster(product.batch, product.outer)
-    copied = emitter.blob("without_bias") if by_aten else product.output
+    copied = result_of_convolution(emitter, loop, product)
     add(emitter, FROM, [convolved], [copied])
     emitter.add("Squeeze", [copied], copied, dims=[FEATURES])
-    if product.bias is None:
-        return
-    if by_aten:
-        emitter.add(ATEN, [copied, product.bias], product.output, operator="add")
-    else:
-        emitter.add("Add", [copied, product.bias], copied, broadcast=1)
-
-
-def _like_filters(loop: Loop, product: Product) -> str:
-    """A blob of the shape `[N, K, 1, 1]`."""
-    key = ("onednn", "like filters", product.inner)
-    if key not in loop.made:
-        batch = loop.add_before("Shape", loop.inputs[:1], "onednn_batch", axes=[1])
-        rest = loop.add_before("GivenTensorInt64Fill", [], "onednn_filter", shape=[3], values=[product.inner, 1, 1])
-        shape = loop.add_columns([batch, rest], "onednn_filters")
-        loop.made[key] = loop.add_before("ConstantFill", [shape], "onednn_like_filters", input_as_shape=1, value=0.0)
-    return loop.made[key]
+    add_bias(emitter, product, copied)
 
 
 def _by_the_cpu(emitter: Emitter, kind: str, inputs: Sequence[str], name: str, **arguments: Any) -> str:

@@ -1,4 +1,4 @@
-"""Whether oneDNN keeps the rows of a product apart: where one holds what is no number, the others are as they would be.
+"""Whether oneDNN or NNPACK keeps a product's rows apart: where one holds no number, the others are as they would be.
 
 Sequences that have ended may hold anything. Some kernels read on behind the end of a row and multiply what is there
 by 0: the inner products of Caffe2 in torch 1.7 do with few features, a convolution of one channel does in 1.10.
@@ -11,8 +11,9 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import set_arguments
-from caffe2_recurrent.rewriting import onednn, onednn_over_steps, trial
+from caffe2_recurrent.rewriting import onednn_over_steps, product_ways, trial
 from caffe2_recurrent.rewriting.onednn_over_steps import Layout
+from caffe2_recurrent.rewriting.product import Product
 from caffe2_recurrent.rewriting.rows import FEATURES
 from caffe2_recurrent.rewriting.subjects import result
 from caffe2_recurrent.sizes import Shape
@@ -25,15 +26,15 @@ Operators = List[caffe2_pb2.OperatorDef]
 
 @trial.remembered
 def in_steps(way: str, inner: int, outer: int, parts: int = 1) -> bool:
-    """In a product of a step, `[1, N, inner]` times weights of `outer` columns, in one of oneDNN's ways.
+    """In a product of a step, `[1, N, inner]` times weights of `outer` columns, in a way of `product_ways`.
 
     With `parts`, times as many matrices.
     """
 
     def operators(loop: Loop, operator: caffe2_pb2.OperatorDef, rows: int) -> Operators:
         bias = "b" if parts == 1 else None
-        product = onednn.Product("x", None, "w", bias, "y", rows, inner, outer, parts=parts)
-        step = onednn.emit(way, loop, product, operator).operators
+        product = Product("x", None, "w", bias, "y", rows, inner, outer, parts=parts)
+        step = product_ways.emit(way, loop, product, operator).operators
         return [*loop.before, *step]
 
     return _stay_apart(operators, (outer, inner) if parts == 1 else (parts, outer, inner))

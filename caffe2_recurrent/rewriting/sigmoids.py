@@ -7,9 +7,9 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operators import as_bytes, is_on_onednn
-from caffe2_recurrent.rewriting import onednn, trial
+from caffe2_recurrent.rewriting import onednn, product_ways, trial
 from caffe2_recurrent.rewriting.emit import is_aten
-from caffe2_recurrent.rewriting.onednn import Product
+from caffe2_recurrent.rewriting.product import Product
 from caffe2_recurrent.rewriting.sole_readers import Operators, drop_reader, sole_reader
 from caffe2_recurrent.rewriting.subjects import Seconds, Subject
 
@@ -19,11 +19,11 @@ INNER = 16
 
 
 def with_sigmoid(way: str, loop: Loop, operators: Operators, position: int, product: Product) -> Product:
-    """The product at `position`, that the step gets in one of oneDNN's ways, with its sigmoid if that pays.
+    """The product at `position`, that the step gets in one of these ways, with its sigmoid if that pays.
 
     The operator that takes it so far is gone then.
     """
-    found = sigmoid_of(loop, operators, position)
+    found = sigmoid_of(loop, operators, position) if product_ways.is_by_onednn(way) else None
     if found is None or product.batch is None or (way == onednn.CONVOLUTION and product.bias is not None):
         return product
     if not _is_faster_there(way, operators[found], product.batch, product.outer, product.parts):
@@ -57,6 +57,6 @@ def _subject(way: str, operator: bytes, rows: int, columns: int, parts: int, the
     taking = caffe2_pb2.OperatorDef.FromString(operator)
     product = Product("x", "w", None, None, "y", rows, INNER, columns, "s" if there else None, parts=parts)
     loop = trial.lone_loop(["x", "w", "y", "s"])
-    step = onednn.emit(way, loop, product, loop.forward).operators + ([] if there else [taking])
+    step = product_ways.emit(way, loop, product, loop.forward).operators + ([] if there else [taking])
     weights = (INNER, columns) if parts == 1 else (parts, INNER, columns)
     return Subject(step, {"x": (1, rows, INNER), "w": weights}, loop.before)

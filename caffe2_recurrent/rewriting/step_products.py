@@ -1,4 +1,4 @@
-"""Products of a step with weights, and how long each way to have one takes; see `onednn.py` for two of the ways."""
+"""Products of a step with weights, and how long each way to have one takes; see `product_ways.py`."""
 
 import functools
 from typing import Dict, NamedTuple, Optional
@@ -8,7 +8,8 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import integer, integers, set_arguments
 from caffe2_recurrent.operators import is_on_onednn
-from caffe2_recurrent.rewriting import onednn, trial
+from caffe2_recurrent.rewriting import onednn, product_ways, trial
+from caffe2_recurrent.rewriting.product import Product
 from caffe2_recurrent.rewriting.rows import FEATURES
 from caffe2_recurrent.rewriting.subjects import Seconds, Subject
 from caffe2_recurrent.sizes import Shape, Sizes
@@ -40,7 +41,7 @@ class Size(NamedTuple):
     parts: int = 1
 
     @classmethod
-    def of(cls, kind: str, product: onednn.Product, is_added: bool = False) -> "Size":
+    def of(cls, kind: str, product: Product, is_added: bool = False) -> "Size":
         assert product.batch is not None
         has_bias, in_rows = product.bias is not None, product.rows is not None
         # With weights in rows again.
@@ -112,14 +113,14 @@ def weights_shape(loop: Loop, blob: str, sizes: Sizes) -> Optional[Shape]:
     return sizes.shape(blob) or sizes.made_by(loop.before).get(blob)
 
 
-def read_product(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes, batch: Optional[int]) -> onednn.Product:
+def read_product(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes, batch: Optional[int]) -> Product:
     weights = operator.input[1]
     shape = weights_shape(loop, weights, sizes)
     assert shape is not None
     in_rows = has_weights_in_rows(operator)
     *parts, first, second = shape
     inner, outer = (second, first) if in_rows else (first, second)
-    return onednn.Product(
+    return Product(
         input=operator.input[0],
         columns=None if in_rows else weights,
         rows=weights if in_rows else None,
@@ -139,7 +140,7 @@ def seconds_of_step(size: Size, way: str, steps: Optional[int]) -> float:
 
 
 def tried(size: Size, way: str) -> Seconds:
-    """Such a product by itself: as it is, an FC with weights transposed beforehand, or in one of oneDNN's ways."""
+    """Such a product by itself: as it is, an FC with weights transposed beforehand, or in another way."""
     found: Dict[str, Seconds] = _tried(size)
     return found[way]
 
@@ -147,7 +148,7 @@ def tried(size: Size, way: str) -> Seconds:
 @trial.remembered
 def _tried(size: Size) -> Dict[str, Seconds]:
     ways = [AS_IT_IS] + ([TRANSPOSED] if size.kind == FC else [])
-    ways += [] if onednn.is_missing() else onednn.ways_of(size.parts)
+    ways += product_ways.ways_of(size.parts)
     return trial.in_turn({way: functools.partial(_subject, size, way) for way in ways})
 
 
@@ -172,5 +173,5 @@ def _subject(size: Size, way: str) -> Subject:
     product = read_product(loop, operator, Sizes(shapes), size.rows)
     if size.is_added and onednn.adds(way):
         product, adding = product._replace(addend="a"), []
-    emitter = onednn.emit(way, loop, product, operator)
+    emitter = product_ways.emit(way, loop, product, operator)
     return Subject([*emitter.operators, *adding], shapes, loop.before)

@@ -12,14 +12,14 @@ from typing import Optional
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operators import is_on_onednn
 from caffe2_recurrent.rewriting import onednn
-from caffe2_recurrent.rewriting.onednn import Product
+from caffe2_recurrent.rewriting.product import Product
 from caffe2_recurrent.rewriting.sole_readers import Operators, drop_reader, sole_reader
 
 SUM = "Sum"
 
 
 def with_sum(way: str, loop: Loop, operators: Operators, position: int, product: Product) -> Product:
-    """The product at `position`, that the step gets in one of oneDNN's ways, with its sum if it can be taken there.
+    """The product at `position`, that the step gets in one of these ways, with its sum if it can be taken there.
 
     The operator that takes it so far is gone then.
     """

@@ -1,12 +1,13 @@
-"""Products with weights by oneDNN, where that is faster than MKL's; it is tried out."""
+"""Products with weights by oneDNN or NNPACK, where that is faster than MKL's; it is tried out."""
 
 from typing import Iterable, List, Optional
 
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
-from caffe2_recurrent.rewriting import onednn, separate_rows, step_products
+from caffe2_recurrent.rewriting import product_ways, separate_rows, step_products
 from caffe2_recurrent.rewriting.overlap import has_threads_given, switch_executor_off, why_executor_pays
+from caffe2_recurrent.rewriting.product import Product
 from caffe2_recurrent.rewriting.rows import with_rows
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.sigmoids import with_sigmoid
@@ -18,14 +19,14 @@ from caffe2_recurrent.sizes import Sizes
 class PackedProducts(Rule):
     """step: Y = FC(X, W, b)
 
-    =>  before the loop: W laid out for oneDNN
-        step: X copied to oneDNN's memory, the product there, Y copied back
+    =>  before the loop: W laid out for oneDNN                                      W as an image
+        step: X copied to oneDNN's memory, the product there, Y copied back    or   NNPACK's convolution of it with X
 
-    If all that the step wants of Y is its sigmoid, that is taken there too where it is faster; if it is its sum with
+    If all that the step wants of Y is its sigmoid, oneDNN takes that too where it is faster; if it is its sum with
     another blob, an inner product is added there, and Y not copied back. FCTransposed, and BatchMatMul with weights,
     likewise, also with several matrices, as `gates_first` leaves it; in both steps. W must be the same in all steps,
-    and X `[1, N, K]`. Two ways to have the product are tried at the sizes given, and the faster one is taken. The RNN
-    executor goes off.
+    and X `[1, N, K]`. The ways to have the product are tried at the sizes given, and the fastest one is taken. For
+    oneDNN the RNN executor goes off.
     """
 
     name = "packed_products"
@@ -37,9 +38,9 @@ class PackedProducts(Rule):
                     yield Site("{} -> '{}'".format(operator.type, operator.output[0]), (operators, position))
 
     def refusal(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
-        if onednn.is_missing():
-            return "this Caffe2 has no oneDNN"
-        if has_threads_given(loop):
+        if not product_ways.ways_of(1):
+            return "this Caffe2 has neither oneDNN nor NNPACK"
+        if has_threads_given(loop) and all(map(product_ways.is_by_onednn, product_ways.ways_of(1))):
             return "the RNN executor has been given threads of its own, and oneDNN would start some in each of them"
         operators, position = site.where
         operator = operators[position]
@@ -54,9 +55,9 @@ class PackedProducts(Rule):
         if operator.input[0] not in with_rows(loop, sizes) | loop.known_rows:
             return "'{}' is not known to have one row for each sequence".format(operator.input[0])
         product = _read(loop, operator, sizes)
-        if not onednn.ways_of(product.parts):
+        if not product_ways.ways_of(product.parts):
             return "its weights '{}' are several matrices, and this Caffe2's oneDNN takes one".format(weights)
-        if not _ways(product):
+        if not _ways(loop, product):
             return separate_rows.why_not(product.inner, product.outer)
         return None
 
@@ -73,9 +74,9 @@ class PackedProducts(Rule):
         given = step_products.read_product(loop, operator, sizes, product.batch)
         size, as_it_is = (Size.of(operator.type, found, is_added) for found in (product, given))
         steps = sizes.steps(loop)
-        way = _fastest(operator.type, product, steps, is_added)
+        way = _fastest(operator.type, product, steps, is_added, _ways(loop, product))
         if GAIN * seconds_of_step(size, way, steps) > seconds_of_step(as_it_is, AS_IT_IS, None):
-            return "for [{0.rows}, {0.inner}] x [{0.inner}, {0.outer}] oneDNN is not faster".format(size)
+            return "for [{0.rows}, {0.inner}] x [{0.inner}, {0.outer}] no other way is faster".format(size)
         return None
 
     def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
@@ -83,34 +84,36 @@ class PackedProducts(Rule):
         operator = operators[position]
         product = _read(loop, operator, sizes)
         is_added = sum_of(loop, operators, position) is not None
-        way = _fastest(operator.type, product, sizes.steps(loop), is_added)
+        way = _fastest(operator.type, product, sizes.steps(loop), is_added, _ways(loop, product))
         product = with_sum(way, loop, operators, position, with_sigmoid(way, loop, operators, position, product))
-        emitter = onednn.emit(way, loop, product, operator)
+        emitter = product_ways.emit(way, loop, product, operator)
         operators[position : position + 1] = emitter.operators
         step_products.drop_transposed(loop, operator.input[1])
-        # The steps share oneDNN's tensors, which nothing else can look at; backward steps do with what they write.
+        # The steps share what is made on the way, like oneDNN's tensors; backward steps do with what they write.
         written = {blob for made in emitter.operators for blob in made.output}
         loop.shared += [blob for blob in emitter.made if operators is loop.operators or blob not in written]
-        # Its threads bring threads of OpenMP, and so of oneDNN, of their own.
-        switch_executor_off(loop)
+        if product_ways.is_by_onednn(way):
+            # Its threads bring threads of OpenMP, and so of oneDNN, of their own.
+            switch_executor_off(loop)
 
 
-def _read(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes) -> onednn.Product:
+def _read(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes) -> Product:
     """The product, of the rows themselves where it has transposed ones: oneDNN transposes them faster, if it has to."""
     product = step_products.read_product(loop, operator, sizes, sizes.batch(loop))
     rows = None if product.columns is None else step_products.rows_of(loop, product.columns)
     return product if rows is None else product._replace(columns=None, rows=rows)
 
 
-def _ways(product: onednn.Product) -> List[str]:
-    """Those that keep the rows of sequences apart."""
+def _ways(loop: Loop, product: Product) -> List[str]:
+    """Those that keep the rows of sequences apart, and do with the threads that somebody has given the RNN executor."""
     size = (product.inner, product.outer, product.parts)
-    return [way for way in onednn.ways_of(product.parts) if separate_rows.in_steps(way, *size)]
+    ways = [way for way in product_ways.ways_of(product.parts) if separate_rows.in_steps(way, *size)]
+    return [way for way in ways if not (product_ways.is_by_onednn(way) and has_threads_given(loop))]
 
 
-def _fastest(kind: str, product: onednn.Product, steps: Optional[int], is_added: bool) -> str:
+def _fastest(kind: str, product: Product, steps: Optional[int], is_added: bool, ways: List[str]) -> str:
     """The way to take; without a trial if the batch size is not known."""
     if product.batch is None:
-        return _ways(product)[0]
+        return ways[0]
     size = Size.of(kind, product, is_added)
-    return min(_ways(product), key=lambda way: seconds_of_step(size, way, steps))
+    return min(ways, key=lambda way: seconds_of_step(size, way, steps))

@@ -1,0 +1,25 @@
+"""A product of a step with weights, as a value."""
+
+from typing import NamedTuple, Optional
+
+
+class Product(NamedTuple):
+    """The blobs of `Y = X W + b + a` in a step: X `[1, N, K]`, Y and a `[1, N, M]`, b `[M]`; a and b may be None.
+
+    `columns` is W stored as `[K, M]`, `rows` W stored as `[M, K]`; one of the two is None. `batch` is N, if known.
+    `sigmoid` is the blob of sigmoid(Y), if Y is wanted for nothing else, and the sigmoid is to be taken there too.
+    There is an addend only where the way to have the product `adds`. With several `parts` W has as many matrices,
+    `[parts, K, M]` or `[parts, M, K]`, and so has Y `[parts, N, M]`: by convolution, and without a bias.
+    """
+
+    input: str
+    columns: Optional[str]
+    rows: Optional[str]
+    bias: Optional[str]
+    output: str
+    batch: Optional[int]
+    inner: int
+    outer: int
+    sigmoid: Optional[str] = None
+    addend: Optional[str] = None
+    parts: int = 1

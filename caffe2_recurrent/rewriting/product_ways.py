@@ -1,0 +1,32 @@
+"""Ways to have a product of a step other than MKL's: two of oneDNN (`onednn.py`), and NNPACK (`nnpack.py`)."""
+
+from typing import List
+
+from caffe2.proto import caffe2_pb2
+
+from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.rewriting import nnpack, onednn
+from caffe2_recurrent.rewriting.emit import Emitter
+from caffe2_recurrent.rewriting.product import Product
+
+NNPACK = nnpack.ENGINE
+
+
+def ways_of(parts: int) -> List[str]:
+    """Those that this Caffe2 has for a product with so many matrices."""
+    of_onednn = [] if onednn.is_missing() else onednn.ways_of(parts)
+    return of_onednn + ([] if nnpack.is_missing() else [NNPACK])
+
+
+def is_by_onednn(way: str) -> bool:
+    return way in onednn.WAYS
+
+
+def emit(way: str, loop: Loop, product: Product, beside: caffe2_pb2.OperatorDef) -> Emitter:
+    """The operators of the step in place of the product, and those before the loop that lay out its weights."""
+    emitter = Emitter(loop, beside, product.output)
+    if way == NNPACK:
+        nnpack.emit(emitter, loop, product)
+    else:
+        onednn.emit(way, emitter, loop, product)
+    return emitter

@@ -1,0 +1,334 @@
+"""`packed_products` with NNPACK: products of the steps by convolutions of the CPU's tensors."""
+
+import numpy as np
+import pytest
+from caffe2.python import core, optimizer, workspace
+from caffe2.python.model_helper import ModelHelper
+
+import comparing
+import rewriting_support as support
+import step_nets
+from caffe2_recurrent import LSTM, optimize, prediction_net, recurrent_net, retrieve_step_blobs
+from caffe2_recurrent.operators import is_on_onednn
+from caffe2_recurrent.rewriting import nnpack, onednn, product_ways, separate_rows, step_products, subjects, trial
+from caffe2_recurrent.rewriting.product import Product
+from caffe2_recurrent.rewriting.product_ways import NNPACK
+from caffe2_recurrent.rewriting.subjects import Seconds
+from caffe2_recurrent.sizes import Sizes
+from numpy_lstm import Case
+from onednn_support import EVERY_CELL, assert_cell, force, leaving_no_trace, make_up, without_nnpack
+from test_rewriting_onednn import SHAPES, SIZES, feed_parameters, linked_product, with_other_weights
+from test_rewriting_rules import EVERY_STEP_NET, EXECUTOR, lstm_loop, set_argument, why
+
+RULE = "packed_products"
+PRODUCTS = ["parameter_gradients", "transposed_weights", RULE]
+CHOSEN = pytest.mark.parametrize("rules", [None, PRODUCTS], ids=["all rules", "products"])
+THERE = ["ResizeLike", "Conv", "Squeeze"]
+
+pytestmark = pytest.mark.usefixtures("nnpack_products")
+
+
+@pytest.fixture
+def by_nnpack(monkeypatch):
+    """Products are NNPACK's, whatever is faster."""
+    assert not nnpack.is_missing()
+    force(monkeypatch, NNPACK)
+
+
+def optimised(rules=None):
+    return support.Optimised(rules)
+
+
+def convolving(operators):
+    return [operator for operator in operators if operator.type == "Conv" and operator.engine == nnpack.ENGINE]
+
+
+# Where it fires.
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"memory_optimization": True}, support.RECOMPUTED], ids=["kept", "in the sequence", "recomputed"]
+)
+def test_products_of_both_steps(options, by_nnpack):
+    expected = support.run(*support.lstm(**options))
+    workspace.ResetWorkspace()
+    model, blobs = support.lstm(**options)
+    rewrite = optimised(PRODUCTS)
+    rewrite(model)
+    assert rewrite.report.counts[RULE] == (3 if options == support.RECOMPUTED else 2)
+    for step in (support.step(model.net), support.backward_step(model.net)):
+        kinds = [operator.type for operator in step.op]
+        assert convolving(step.op) and "FC" not in kinds and "FCTransposed" not in kinds and "BatchMatMul" not in kinds
+        position = kinds.index("Conv")
+        assert kinds[position - 1 : position + 2] == THERE
+        assert not any(map(is_on_onednn, step.op))
+    support.assert_same(support.run(model, blobs), expected)
+
+
+def test_the_executor_stays(by_nnpack):
+    model, _ = support.lstm()
+    optimize(model, PRODUCTS, even_if_slower=True)
+    assert support.argument(support.operator(model.net), "enable_rnn_executor").i == 1
+
+
+@pytest.mark.parametrize("way", [NNPACK, *onednn.ways()])
+def test_the_fastest_of_all_ways_is_taken(way, monkeypatch):
+    times = {way.replace(" ", "_").lower(): Seconds(0.0, 1.0)}
+    make_up(monkeypatch, Seconds(0.0, 2.0), **times)
+    monkeypatch.setattr(separate_rows, "in_steps", lambda *_: True)
+    model, _ = support.lstm(gradients=False, forward_only=True)
+    assert optimize(model, [RULE]).counts == {RULE: 1}
+    assert bool(convolving(support.step(model.net).op)) == (way == NNPACK)
+
+
+def test_weights_that_are_transposed_already_are_not_transposed_again(by_nnpack):
+    model, _ = support.lstm(gradients=False, forward_only=True)
+    optimize(model, ["transposed_weights", RULE], even_if_slower=True)
+    assert [operator.type for operator in model.net.Proto().op].count("Transpose") == 1
+
+
+# Values and gradients.
+
+
+@EVERY_CELL
+@CHOSEN
+def test_cells(name, variant, rules, by_nnpack):
+    rewrite = optimised(rules)
+    assert_cell(name, variant, rewrite)
+    assert rewrite.report.counts[RULE]
+
+
+@EVERY_STEP_NET
+@CHOSEN
+@EXECUTOR
+def test_step_nets(make, rules, executor, by_nnpack):
+    step_net, rewrite = make(), optimised(rules)
+    outputs, gradients = comparing.run(recurrent_net, step_net, executor, rewrite)
+    comparing.assert_outputs_and_gradients(step_net, outputs, gradients)
+
+
+@pytest.mark.parametrize("batch, size", SIZES)
+def test_sizes_of_products(batch, size, by_nnpack):
+    case = Case(steps=4, batch=batch, dim_in=3, dim=size, options={"outputs_with_grads": "auto"})
+    model, outputs = case.build()
+    rewrite = optimised(PRODUCTS)
+    found = comparing.run_layer(case, model, outputs, True, rewrite)[0]
+    assert rewrite.report.counts[RULE] == 2
+    for index, expected in enumerate(case.reference()):
+        comparing.assert_close(found[index], expected, index)
+
+
+@pytest.mark.parametrize("in_rows", [False, True], ids=["columns", "rows"])
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("rows", [1, 4, 17])
+@pytest.mark.parametrize("outer", [8, 33])
+def test_what_it_computes(in_rows, parts, rows, outer):
+    found, expected = made_by_it(in_rows, parts, rows, outer)
+    assert found.shape == expected.shape
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def made_by_it(in_rows, parts, rows, outer, inner=11):
+    """What NNPACK makes of one or several matrices, and what numpy makes of them."""
+    random = np.random.default_rng(0)
+    x = random.uniform(-1, 1, (1, rows, inner)).astype(np.float32)
+    weights = random.uniform(-1, 1, (parts, inner, outer)).astype(np.float32)
+    expected = np.einsum("nk,pkm->pnm", x[0], weights)
+    given = weights.transpose(0, 2, 1) if in_rows else weights
+    given = np.ascontiguousarray(given if parts > 1 else given[0])
+    loop = trial.lone_loop(["x", "w", "y"])
+    product = Product("x", None if in_rows else "w", "w" if in_rows else None, None, "y", rows, inner, outer)
+    emitter = product_ways.emit(NNPACK, loop, product._replace(parts=parts), loop.forward)
+    with leaving_no_trace():
+        found = subjects.result([*loop.before, *emitter.operators], {"x": x, "w": given}, "y")
+    return found, expected
+
+
+def test_each_of_several_matrices_is_transposed(monkeypatch):
+    monkeypatch.setattr(nnpack, "LAST_TWO", [0, 1, 2])
+    found, expected = made_by_it(True, 3, 4, 11)
+    assert support.difference(found, expected) > 0.1
+
+
+@pytest.mark.parametrize("make", [linked_product, step_nets.reference_read_twice], ids=lambda make: make.__name__)
+def test_the_bias(make, by_nnpack):
+    step_net, rewrite = make(), optimised([RULE])
+    found = comparing.run(recurrent_net, step_net, executor=False, rewrite=rewrite)
+    assert rewrite.report.counts[RULE]
+    comparing.assert_outputs_and_gradients(step_net, *found)
+
+
+@pytest.mark.parametrize("planted", ["rows for columns", "no bias", "another blob"])
+def test_a_wrong_product_is_seen(planted, by_nnpack, monkeypatch):
+    """What the tests above compare would not pass over these."""
+    emit = nnpack.emit
+
+    def emit_wrongly(emitter, loop, product):
+        if planted == "rows for columns":
+            product = product._replace(columns=product.rows, rows=product.columns)
+        elif planted == "no bias":
+            product = product._replace(bias=None)
+        else:
+            product = product._replace(input="x_t")
+        emit(emitter, loop, product)
+
+    monkeypatch.setattr(nnpack, "emit", emit_wrongly)
+    with support.optimising([RULE]), pytest.raises(AssertionError, match="output 0"):
+        comparing.assert_right(recurrent_net, step_nets.reference_read_twice())
+
+
+def test_rows_that_are_no_numbers(by_nnpack):
+    """Sequences that have ended may hold anything."""
+    model, blobs = support.lstm(gradients=False, forward_only=True)
+    expected = support.run(model, blobs)
+    optimised(PRODUCTS)(model)
+    for name in ("h0", "c0"):
+        value = workspace.FetchBlob(name)
+        value[:, 1] = [np.nan, np.inf, -np.inf, 0]
+        workspace.FeedBlob(name, value)
+    found = support.run(model, blobs)
+    for ours, theirs in zip(found[0], expected[0]):
+        assert np.isnan(ours[:, 1]).any()
+        assert support.difference(ours[:, [0, 2]], theirs[:, [0, 2]]) < support.TOLERANCE
+
+
+@pytest.mark.parametrize("size", [(1, 4), (3, 16), (16, 16), (100, 33)], ids=str)
+@pytest.mark.parametrize("parts", [1, 3])
+def test_rows_stay_apart(size, parts):
+    assert separate_rows.in_steps(NNPACK, *size, parts)
+
+
+# Nets: their types, other sizes, other weights.
+
+
+@pytest.mark.parametrize("kind", ["simple", "dag", "async_scheduling"])
+def test_training_gives_the_same_parameters(kind, by_nnpack):
+    def train(change):
+        workspace.ResetWorkspace()
+        model = ModelHelper("model")
+        support.feed()
+        outputs = LSTM(model, "x", "lengths", ("h0", "c0"), support.DIM_IN, support.D, "layer")
+        model.AddGradientOperators([model.net.SumElements(model.net.Tanh(outputs[0]), "loss")])
+        optimizer.build_sgd(model, base_learning_rate=0.01)
+        workspace.RunNetOnce(model.param_init_net)
+        feed_parameters(model, 2)
+        change(model)
+        model.net.Proto().type, model.net.Proto().num_workers = kind, 3
+        workspace.CreateNet(model.net)
+        workspace.RunNet(model.net, 25)
+        return support.values(["loss", *model.params])
+
+    rewrite = optimised(PRODUCTS)
+    found, expected = train(rewrite), train(lambda model: None)
+    assert rewrite.report.counts[RULE]
+    support.assert_same(found, expected)
+
+
+@CHOSEN
+@pytest.mark.parametrize("memory", [True, False], ids=["recomputed", "kept"])
+def test_other_numbers_of_steps_and_sequences(rules, memory, by_nnpack):
+    options = {"lengths": True, "memory_optimization": memory}
+    expected = support.runs_of_other_sizes(lambda model: None, **options)
+    support.assert_same(support.runs_of_other_sizes(optimised(rules), **options), expected)
+
+
+def test_no_steps(by_nnpack):
+    expected = support.run_without_steps(lambda model: None)
+    support.assert_same(support.run_without_steps(optimised()), expected)
+
+
+@CHOSEN
+def test_other_weights_in_the_second_run(rules, by_nnpack):
+    support.assert_same(with_other_weights(optimised(rules)), with_other_weights(lambda model: None))
+
+
+@CHOSEN
+def test_a_net_read_from_a_file(rules, by_nnpack):
+    expected = support.run(*support.lstm(lengths=True))
+    workspace.ResetWorkspace()
+    model, blobs = support.lstm(lengths=True)
+    net = support.as_read_from_a_file(model.net)
+    optimised(rules)(net)
+    workspace.RunNetOnce(core.Net(support.as_read_from_a_file(core.Net(net))))
+    support.assert_same(support.values(blobs), expected)
+
+
+def test_what_steps_keep_can_be_looked_at(by_nnpack):
+    """Of the blobs that convolutions share no step has its own."""
+    model, blobs = support.lstm()
+    optimised(PRODUCTS)(model)
+    support.run(model, blobs)
+    kept = list(map(bytes.decode, retrieve_step_blobs(model.net, "kept")))
+    assert kept and not any("CONV_BUFFER" in name for name in kept)
+
+
+def test_a_step_with_a_buffer_of_its_own_is_seen(by_nnpack, monkeypatch):
+    monkeypatch.setattr(nnpack, "_buffer", lambda loop: loop.inputs[0])
+    with pytest.raises(ValueError, match="the engine cannot copy what the steps of loop 'layer/hidden_t_all' keep"):
+        test_what_steps_keep_can_be_looked_at(None)
+
+
+def test_a_net_that_predicts(by_nnpack):
+    """Cut out of an optimised net, it has the convolution in front of the loop."""
+    model, blobs = support.lstm(gradients=False)
+    expected = support.run(model, blobs)
+    optimised([RULE])(model)
+    net, parameters = prediction_net(model, ["x", "h0", "c0"], blobs)
+    assert len(convolving(net.Proto().op)) == 1
+    given = {blob: workspace.FetchBlob(blob) for blob in ["x", "h0", "c0", *parameters]}
+    workspace.ResetWorkspace()
+    for blob, value in given.items():
+        workspace.FeedBlob(blob, value)
+    workspace.RunNetOnce(net)
+    support.assert_same(support.values(blobs), expected)
+
+
+# What it can do without, and cannot.
+
+
+def refusal(loop, **options):
+    (reason,) = why(RULE, loop, SHAPES, **options)
+    return reason
+
+
+def test_without_onednn(monkeypatch):
+    monkeypatch.setattr(onednn, "is_missing", lambda: True)
+    assert product_ways.ways_of(1) == product_ways.ways_of(3) == [NNPACK]
+    assert refusal(lstm_loop()) is None
+    without_nnpack(monkeypatch)
+    assert refusal(lstm_loop()) == "this Caffe2 has neither oneDNN nor NNPACK"
+
+
+def test_an_executor_with_threads_of_its_own_has_it(monkeypatch):
+    loop = lstm_loop()
+    set_argument(loop.forward, **{"rnn_executor.num_threads": 3})
+    make_up(monkeypatch, Seconds(0.0, 2.0), inner_product=Seconds(0.0, 0.5), nnpack=Seconds(0.0, 1.0))
+    assert refusal(loop) is None and refusal(loop, loss=True) is None
+    (site,) = support.rule(RULE).sites(loop)
+    support.rule(RULE).rewrite(loop, site, Sizes(SHAPES))
+    assert convolving(loop.operators)
+
+
+@pytest.mark.parametrize("failing", ["no engine", "it fails", "it is wrong"])
+def test_a_caffe2_without_it(failing, monkeypatch):
+    is_missing = nnpack.is_missing.__wrapped__
+    with leaving_no_trace():
+        assert not is_missing()
+    if failing == "no engine":
+        monkeypatch.setattr(nnpack.core, "IsOperatorWithEngine", lambda kind, engine: False)
+    elif failing == "it fails":
+
+        def fail(name):
+            raise RuntimeError("std::exception")
+
+        monkeypatch.setattr(workspace, "RunNet", fail)
+    else:
+        monkeypatch.setattr(workspace, "FetchBlob", lambda name: np.zeros((2, 3, 1, 5)))
+    assert is_missing()
+
+
+@pytest.mark.parametrize("kind, in_rows", [("FC", True), ("FCTransposed", False), ("BatchMatMul", False)])
+@pytest.mark.parametrize("is_added", [False, True], ids=["alone", "added"])
+def test_products_are_tried(kind, in_rows, is_added):
+    found = step_products.tried(step_products.Size(kind, 3, 5, 7, kind != "BatchMatMul", in_rows, is_added), NNPACK)
+    assert found.step > 0 and found.once > 0
