@@ -1,7 +1,7 @@
 """Products of a step with weights, and how long each way to have one takes; see `product_ways.py`."""
 
 import functools
-from typing import Dict, NamedTuple, Optional
+from typing import Dict, NamedTuple, Optional, Tuple
 
 from caffe2.proto import caffe2_pb2
 
@@ -141,14 +141,13 @@ def seconds_of_step(size: Size, way: str, steps: Optional[int]) -> float:
 
 def tried(size: Size, way: str) -> Seconds:
     """Such a product by itself: as it is, an FC with weights transposed beforehand, or in another way."""
-    found: Dict[str, Seconds] = _tried(size)
+    ways = (AS_IT_IS, *((TRANSPOSED,) if size.kind == FC else ()), *product_ways.ways_of(size.parts))
+    found: Dict[str, Seconds] = _tried(size, ways)
     return found[way]
 
 
 @trial.remembered
-def _tried(size: Size) -> Dict[str, Seconds]:
-    ways = [AS_IT_IS] + ([TRANSPOSED] if size.kind == FC else [])
-    ways += product_ways.ways_of(size.parts)
+def _tried(size: Size, ways: Tuple[str, ...]) -> Dict[str, Seconds]:
     return trial.in_turn({way: functools.partial(_subject, size, way) for way in ways})
 
 
