@@ -10,7 +10,7 @@ import comparing
 import rewriting_support as support
 from caffe2_recurrent import recurrent_net
 from caffe2_recurrent.operators import is_on_onednn
-from caffe2_recurrent.rewriting import nnpack, onednn, step_products
+from caffe2_recurrent.rewriting import onednn, step_products
 from caffe2_recurrent.rewriting.product_ways import NNPACK
 from caffe2_recurrent.rewriting.rules import packed_products
 from caffe2_recurrent.rewriting.subjects import Seconds
@@ -30,11 +30,6 @@ def force(monkeypatch, way):
         return way if product.parts == 1 or way == NNPACK else onednn.CONVOLUTION
 
     monkeypatch.setattr(packed_products, "_fastest", fastest)
-
-
-def without_nnpack(monkeypatch):
-    """As in a Caffe2 that was built without it."""
-    monkeypatch.setattr(nnpack, "is_missing", lambda: True)
 
 
 def make_up(monkeypatch, as_it_is, transposed=None, **ways):

@@ -16,7 +16,7 @@ from caffe2_recurrent.rewriting.product_ways import NNPACK
 from caffe2_recurrent.rewriting.subjects import Seconds
 from caffe2_recurrent.sizes import Sizes
 from numpy_lstm import Case
-from onednn_support import EVERY_CELL, assert_cell, force, leaving_no_trace, make_up, without_nnpack
+from onednn_support import EVERY_CELL, assert_cell, force, leaving_no_trace, make_up
 from test_rewriting_onednn import SHAPES, SIZES, feed_parameters, linked_product, with_other_weights
 from test_rewriting_rules import EVERY_STEP_NET, EXECUTOR, lstm_loop, set_argument, why
 
@@ -295,7 +295,7 @@ def test_without_onednn(monkeypatch):
     monkeypatch.setattr(onednn, "is_missing", lambda: True)
     assert product_ways.ways_of(1) == product_ways.ways_of(3) == [NNPACK]
     assert refusal(lstm_loop()) is None
-    without_nnpack(monkeypatch)
+    monkeypatch.setattr(nnpack, "is_missing", lambda: True)
     assert refusal(lstm_loop()) == "this Caffe2 has neither oneDNN nor NNPACK"
 
 

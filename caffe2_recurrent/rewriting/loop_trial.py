@@ -33,9 +33,7 @@ def seconds(loop: Loop, candidates: Mapping[str, Loop], sizes: Sizes) -> Union[M
         return "the shapes of what its steps read are not all known; give shapes"
     one_by_one = any(integer(candidate.forward, ENABLE, 0) for candidate in candidates.values())
     bytes_ = tuple((name, _bytes(operators)) for name, operators in made.items())
-    # Sequences that have ended take a step less time; here none has.
-    lengths = dict.fromkeys(_lengths(loop), sizes.steps(loop) or 1)
-    return _time(bytes_, tuple(shapes.items()), tuple(lengths.items()), one_by_one)
+    return _time(bytes_, tuple(shapes.items()), tuple(_lengths(loop)), sizes.steps(loop) or 1, one_by_one)
 
 
 def _making_the_sequence(loop: Loop, known: Mapping[str, Shape]) -> List[caffe2_pb2.OperatorDef]:
@@ -98,18 +96,17 @@ def _bytes(operators: Iterable[caffe2_pb2.OperatorDef]) -> bytes:
 def _time(
     candidates: Tuple[Tuple[str, bytes], ...],
     shapes: Tuple[Tuple[str, Shape], ...],
-    lengths: Tuple[Tuple[str, int], ...],
+    lengths: Tuple[str, ...],
+    steps: int,
     one_by_one: bool,
 ) -> Union[Mapping[str, Seconds], str]:
-    ends = dict(lengths)
-    floats = {blob: shape for blob, shape in shapes if blob not in ends}
+    floats = {blob: shape for blob, shape in shapes if blob not in lengths}
     kind = caffe2_pb2.TensorProto.INT32
+    # Sequences that have ended take a step less time; here none has.
     whole = [
-        new_operator(
-            "ConstantFill", [], [blob], caffe2_pb2.OperatorDef(), shape=list(shape), value=ends[blob], dtype=kind
-        )
+        new_operator("ConstantFill", [], [blob], caffe2_pb2.OperatorDef(), shape=list(shape), value=steps, dtype=kind)
         for blob, shape in shapes
-        if blob in ends
+        if blob in lengths
     ]
 
     def subject(operators: bytes) -> Subject:

@@ -22,14 +22,12 @@ from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operators import new_operator
 from caffe2_recurrent.rewriting.convolved import add_bias, like_filters, result_of_convolution
 from caffe2_recurrent.rewriting.emit import Emitter
-from caffe2_recurrent.rewriting.product import Product
+from caffe2_recurrent.rewriting.product import LAST_TWO, Product
 from caffe2_recurrent.rewriting.rows import FEATURES
 from caffe2_recurrent.scratch_workspace import scratch_workspace
 
 ENGINE = "NNPACK"
 WORKSPACE = "caffe2_recurrent_nnpack"
-# Axes, so that each of several matrices is transposed.
-LAST_TWO = [0, 2, 1]
 
 
 @functools.lru_cache(maxsize=None)

@@ -23,7 +23,7 @@ from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operators import new_operator
 from caffe2_recurrent.rewriting.convolved import add_bias, like_filters, result_of_convolution
 from caffe2_recurrent.rewriting.emit import Emitter
-from caffe2_recurrent.rewriting.product import Product
+from caffe2_recurrent.rewriting.product import LAST_TWO, Product
 from caffe2_recurrent.rewriting.rows import FEATURES
 from caffe2_recurrent.scratch_workspace import scratch_workspace
 
@@ -268,7 +268,7 @@ def transposed(emitter: Emitter, there: str, each: bool = False) -> str:
 
     For large ones the operator of the CPU takes several times as long.
     """
-    return add(emitter, "Transpose", [there], [emitter.blob("transposed")], axes=[0, 2, 1] if each else [1, 0])
+    return add(emitter, "Transpose", [there], [emitter.blob("transposed")], axes=LAST_TWO if each else [1, 0])
 
 
 def free(emitter: Emitter, blobs: Sequence[str]) -> None:

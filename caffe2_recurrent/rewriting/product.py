@@ -2,6 +2,9 @@
 
 from typing import NamedTuple, Optional
 
+# Axes, so that each of several matrices is transposed.
+LAST_TWO = [0, 2, 1]
+
 
 class Product(NamedTuple):
     """The blobs of `Y = X W + b + a` in a step: X `[1, N, K]`, Y and a `[1, N, M]`, b `[M]`; a and b may be None.

@@ -9,7 +9,7 @@ from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import integer, integers, set_arguments
 from caffe2_recurrent.operators import is_on_onednn
 from caffe2_recurrent.rewriting import onednn, product_ways, trial
-from caffe2_recurrent.rewriting.product import Product
+from caffe2_recurrent.rewriting.product import LAST_TWO, Product
 from caffe2_recurrent.rewriting.rows import FEATURES
 from caffe2_recurrent.rewriting.subjects import Seconds, Subject
 from caffe2_recurrent.sizes import Shape, Sizes
@@ -21,8 +21,6 @@ GAIN = 1.1
 AS_IT_IS = "as it is"
 # Weights `[M, K]`; `[K, M]`; or `[K, M]` that are `[M, K]` transposed before the loop.
 ROWS, COLUMNS, TRANSPOSED_ROWS = "rows", "columns", "transposed rows"
-# Axes, so that each of several matrices is transposed.
-LAST_TWO = [0, 2, 1]
 
 
 class Size(NamedTuple):

@@ -12,6 +12,7 @@ from caffe2_recurrent.rewriting import columns, passes, step_products, trial
 from caffe2_recurrent.rewriting.columns import Region
 from caffe2_recurrent.rewriting.emit import aten_is_missing
 from caffe2_recurrent.rewriting.overlap import has_threads_given, switch_executor_off, why_executor_pays
+from caffe2_recurrent.rewriting.product import LAST_TWO
 from caffe2_recurrent.rewriting.rows import with_rows
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.rules.joined_sequence import (
@@ -143,7 +144,7 @@ def _lay_out(loop: Loop, product: caffe2_pb2.OperatorDef, region: Region, in_pla
     weights = product.input[1]
     blocks = weights if in_place else loop.new_blob(weights + "_blocks")
     if step_products.has_weights_in_rows(product):
-        shape, axes = [region.parts, region.width, -1], step_products.LAST_TWO
+        shape, axes = [region.parts, region.width, -1], LAST_TWO
     else:
         shape, axes = [-1, region.parts, region.width], [1, 0, 2]
     loop.before.append(
