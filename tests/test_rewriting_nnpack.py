@@ -1,28 +1,21 @@
-"""`packed_products` with NNPACK: products of the steps by convolutions of the CPU's tensors."""
+"""`packed_products` with NNPACK: what it makes and needs; `test_rewriting_packed_products.py` has values of nets."""
 
 import numpy as np
 import pytest
-from caffe2.python import core, optimizer, workspace
-from caffe2.python.model_helper import ModelHelper
+from caffe2.python import workspace
 
-import comparing
 import rewriting_support as support
-import step_nets
-from caffe2_recurrent import LSTM, optimize, prediction_net, recurrent_net, retrieve_step_blobs
+from caffe2_recurrent import optimize, prediction_net, retrieve_step_blobs
 from caffe2_recurrent.operators import is_on_onednn
 from caffe2_recurrent.rewriting import nnpack, onednn, product_ways, separate_rows, step_products, subjects, trial
 from caffe2_recurrent.rewriting.product import Product
 from caffe2_recurrent.rewriting.product_ways import NNPACK
 from caffe2_recurrent.rewriting.subjects import Seconds
 from caffe2_recurrent.sizes import Sizes
-from numpy_lstm import Case
-from onednn_support import EVERY_CELL, assert_cell, force, leaving_no_trace, make_up
-from test_rewriting_onednn import SHAPES, SIZES, feed_parameters, linked_product, with_other_weights
-from test_rewriting_rules import EVERY_STEP_NET, EXECUTOR, lstm_loop, set_argument, why
+from onednn_support import force, leaving_no_trace, make_up
+from test_rewriting_onednn import PRODUCTS, RULE, SHAPES, optimised
+from test_rewriting_rules import lstm_loop, set_argument, why
 
-RULE = "packed_products"
-PRODUCTS = ["parameter_gradients", "transposed_weights", RULE]
-CHOSEN = pytest.mark.parametrize("rules", [None, PRODUCTS], ids=["all rules", "products"])
 THERE = ["ResizeLike", "Conv", "Squeeze"]
 
 pytestmark = pytest.mark.usefixtures("nnpack_products")
@@ -33,10 +26,6 @@ def by_nnpack(monkeypatch):
     """Products are NNPACK's, whatever is faster."""
     assert not nnpack.is_missing()
     force(monkeypatch, NNPACK)
-
-
-def optimised(rules=None):
-    return support.Optimised(rules)
 
 
 def convolving(operators):
@@ -90,34 +79,6 @@ def test_weights_that_are_transposed_already_are_not_transposed_again(by_nnpack)
 # Values and gradients.
 
 
-@EVERY_CELL
-@CHOSEN
-def test_cells(name, variant, rules, by_nnpack):
-    rewrite = optimised(rules)
-    assert_cell(name, variant, rewrite)
-    assert rewrite.report.counts[RULE]
-
-
-@EVERY_STEP_NET
-@CHOSEN
-@EXECUTOR
-def test_step_nets(make, rules, executor, by_nnpack):
-    step_net, rewrite = make(), optimised(rules)
-    outputs, gradients = comparing.run(recurrent_net, step_net, executor, rewrite)
-    comparing.assert_outputs_and_gradients(step_net, outputs, gradients)
-
-
-@pytest.mark.parametrize("batch, size", SIZES)
-def test_sizes_of_products(batch, size, by_nnpack):
-    case = Case(steps=4, batch=batch, dim_in=3, dim=size, options={"outputs_with_grads": "auto"})
-    model, outputs = case.build()
-    rewrite = optimised(PRODUCTS)
-    found = comparing.run_layer(case, model, outputs, True, rewrite)[0]
-    assert rewrite.report.counts[RULE] == 2
-    for index, expected in enumerate(case.reference()):
-        comparing.assert_close(found[index], expected, index)
-
-
 @pytest.mark.parametrize("in_rows", [False, True], ids=["columns", "rows"])
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("rows", [1, 4, 17])
@@ -150,107 +111,13 @@ def test_each_of_several_matrices_is_transposed(monkeypatch):
     assert support.difference(found, expected) > 0.1
 
 
-@pytest.mark.parametrize("make", [linked_product, step_nets.reference_read_twice], ids=lambda make: make.__name__)
-def test_the_bias(make, by_nnpack):
-    step_net, rewrite = make(), optimised([RULE])
-    found = comparing.run(recurrent_net, step_net, executor=False, rewrite=rewrite)
-    assert rewrite.report.counts[RULE]
-    comparing.assert_outputs_and_gradients(step_net, *found)
-
-
-@pytest.mark.parametrize("planted", ["rows for columns", "no bias", "another blob"])
-def test_a_wrong_product_is_seen(planted, by_nnpack, monkeypatch):
-    """What the tests above compare would not pass over these."""
-    emit = nnpack.emit
-
-    def emit_wrongly(emitter, loop, product):
-        if planted == "rows for columns":
-            product = product._replace(columns=product.rows, rows=product.columns)
-        elif planted == "no bias":
-            product = product._replace(bias=None)
-        else:
-            product = product._replace(input="x_t")
-        emit(emitter, loop, product)
-
-    monkeypatch.setattr(nnpack, "emit", emit_wrongly)
-    with support.optimising([RULE]), pytest.raises(AssertionError, match="output 0"):
-        comparing.assert_right(recurrent_net, step_nets.reference_read_twice())
-
-
-def test_rows_that_are_no_numbers(by_nnpack):
-    """Sequences that have ended may hold anything."""
-    model, blobs = support.lstm(gradients=False, forward_only=True)
-    expected = support.run(model, blobs)
-    optimised(PRODUCTS)(model)
-    for name in ("h0", "c0"):
-        value = workspace.FetchBlob(name)
-        value[:, 1] = [np.nan, np.inf, -np.inf, 0]
-        workspace.FeedBlob(name, value)
-    found = support.run(model, blobs)
-    for ours, theirs in zip(found[0], expected[0]):
-        assert np.isnan(ours[:, 1]).any()
-        assert support.difference(ours[:, [0, 2]], theirs[:, [0, 2]]) < support.TOLERANCE
-
-
 @pytest.mark.parametrize("size", [(1, 4), (3, 16), (16, 16), (100, 33)], ids=str)
 @pytest.mark.parametrize("parts", [1, 3])
 def test_rows_stay_apart(size, parts):
     assert separate_rows.in_steps(NNPACK, *size, parts)
 
 
-# Nets: their types, other sizes, other weights.
-
-
-@pytest.mark.parametrize("kind", ["simple", "dag", "async_scheduling"])
-def test_training_gives_the_same_parameters(kind, by_nnpack):
-    def train(change):
-        workspace.ResetWorkspace()
-        model = ModelHelper("model")
-        support.feed()
-        outputs = LSTM(model, "x", "lengths", ("h0", "c0"), support.DIM_IN, support.D, "layer")
-        model.AddGradientOperators([model.net.SumElements(model.net.Tanh(outputs[0]), "loss")])
-        optimizer.build_sgd(model, base_learning_rate=0.01)
-        workspace.RunNetOnce(model.param_init_net)
-        feed_parameters(model, 2)
-        change(model)
-        model.net.Proto().type, model.net.Proto().num_workers = kind, 3
-        workspace.CreateNet(model.net)
-        workspace.RunNet(model.net, 25)
-        return support.values(["loss", *model.params])
-
-    rewrite = optimised(PRODUCTS)
-    found, expected = train(rewrite), train(lambda model: None)
-    assert rewrite.report.counts[RULE]
-    support.assert_same(found, expected)
-
-
-@CHOSEN
-@pytest.mark.parametrize("memory", [True, False], ids=["recomputed", "kept"])
-def test_other_numbers_of_steps_and_sequences(rules, memory, by_nnpack):
-    options = {"lengths": True, "memory_optimization": memory}
-    expected = support.runs_of_other_sizes(lambda model: None, **options)
-    support.assert_same(support.runs_of_other_sizes(optimised(rules), **options), expected)
-
-
-def test_no_steps(by_nnpack):
-    expected = support.run_without_steps(lambda model: None)
-    support.assert_same(support.run_without_steps(optimised()), expected)
-
-
-@CHOSEN
-def test_other_weights_in_the_second_run(rules, by_nnpack):
-    support.assert_same(with_other_weights(optimised(rules)), with_other_weights(lambda model: None))
-
-
-@CHOSEN
-def test_a_net_read_from_a_file(rules, by_nnpack):
-    expected = support.run(*support.lstm(lengths=True))
-    workspace.ResetWorkspace()
-    model, blobs = support.lstm(lengths=True)
-    net = support.as_read_from_a_file(model.net)
-    optimised(rules)(net)
-    workspace.RunNetOnce(core.Net(support.as_read_from_a_file(core.Net(net))))
-    support.assert_same(support.values(blobs), expected)
+# Nets.
 
 
 def test_what_steps_keep_can_be_looked_at(by_nnpack):

@@ -2,16 +2,13 @@
 
 import numpy as np
 import pytest
-from caffe2.python import core, optimizer, workspace
-from caffe2.python.model_helper import ModelHelper
+from caffe2.python import workspace
 from caffe2.python.predictor import predictor_exporter
 
 import comparing
 import rewriting_support as support
 import step_nets
 from caffe2_recurrent import (
-    LSTM,
-    MILSTM,
     describe,
     draw,
     optimize,
@@ -24,16 +21,13 @@ from caffe2_recurrent import (
 )
 from caffe2_recurrent.loop_reading import read_loops
 from caffe2_recurrent.operators import is_on_onednn
-from caffe2_recurrent.rewriting import onednn, separate_rows, step_products, vectorised
+from caffe2_recurrent.rewriting import onednn, separate_rows, step_products
 from caffe2_recurrent.rewriting.step_products import Size
 from caffe2_recurrent.rewriting.subjects import Seconds
-from numpy_lstm import Case
 from onednn_support import (
     ADDED_THERE,
-    EVERY_CELL,
     FROM,
     THERE,
-    assert_cell,
     assert_placed,
     force,
     in_ifs,
@@ -45,8 +39,6 @@ from onednn_support import (
 )
 from step_nets import D, Maker
 from test_rewriting_rules import (
-    EVERY_STEP_NET,
-    EXECUTOR,
     forward,
     loop_of,
     lstm_loop,
@@ -147,197 +139,13 @@ def test_a_batch_size_that_is_not_known(monkeypatch):
     support.assert_same(support.run(model, blobs), expected)
 
 
-# Values and gradients.
-
-
-@EVERY_CELL
-@CHOSEN
-def test_cells(name, variant, rules, way):
-    rewrite = optimised(rules)
-    assert_cell(name, variant, rewrite)
-    assert rewrite.report.counts[RULE]
-
-
-@EVERY_STEP_NET
-@CHOSEN
-@EXECUTOR
-def test_step_nets(make, rules, executor, way):
-    """With the RNN executor off, as the rule leaves it, and switched on again."""
-    step_net, rewrite = make(), optimised(rules)
-    outputs, gradients = comparing.run(recurrent_net, step_net, executor, rewrite)
-    comparing.assert_outputs_and_gradients(step_net, outputs, gradients)
-    counts = rewrite.report.counts
-    has_product = any(operator.type == "FC" for operator in step_net.cell.Proto().op)
-    assert (counts[RULE] + counts.get("products_over_steps", 0) > 0) == has_product
-
-
-# Rows and features that do and do not fill the blocks in which oneDNN lays out tensors.
-SIZES = [(1, 5), (1, 16), (2, 40), (17, 5), (17, 33)]
-
-
-@pytest.mark.parametrize("batch, size", SIZES)
-def test_sizes_of_products(batch, size, way):
-    case = Case(steps=4, batch=batch, dim_in=3, dim=size, options={"outputs_with_grads": "auto"})
-
-    def run(rewrite):
-        workspace.ResetWorkspace()
-        model, outputs = case.build()
-        return comparing.run_layer(case, model, outputs, True, rewrite)[:2]
-
-    rewrite = optimised(PRODUCTS)
-    found = run(rewrite)
-    assert rewrite.report.counts[RULE] == 2
-    for index, expected in enumerate(case.reference()):
-        comparing.assert_close(found[0][index], expected, index)
-    support.assert_same(found, run(None))
-
-
-def multiplied(linked=False):
-    """h_t = tanh(h W + x) without a bias; with `linked`, h_t = (h + x) W."""
-    make = Maker()
-    x, h = make.sequence(), make.state()
-    w = make.reference("w", step_nets.D, step_nets.D)
-    if linked:
-        output = make.cell.BatchMatMul([make.cell.Sum([h, x], "total"), w], "h_t", broadcast=1)
-    else:
-        product = make.cell.BatchMatMul([h, w], "hw", broadcast=1)
-        output = make.cell.Tanh(make.cell.Sum([product, x], "total"), "h_t")
-    make.link(h, output)
-    return make.done(forward_only=True)
-
-
-@pytest.mark.parametrize("linked", [False, True], ids=["own blob", "linked"])
-def test_no_bias(linked, way):
-    step_net = multiplied(linked)
-    net, outputs = comparing.build(recurrent_net, step_net)
-    comparing.feed(step_net)
-    rewrite = optimised([RULE])
-    rewrite(net)
-    assert rewrite.report.counts == {RULE: 1}
-    workspace.RunNetOnce(net)
-    outer = comparing.doubles(step_net)
-    hidden = outer["h_initial"]
-    for t, x in enumerate(outer["X"]):
-        hidden = (hidden + x) @ outer["w"] if linked else np.tanh(hidden @ outer["w"] + x)
-        comparing.assert_close(workspace.FetchBlob(outputs[0])[t], hidden, t)
-
-
-def linked_product():
-    """h_t = FC(x + h, W, b)."""
-    make = Maker()
-    x, h = make.sequence(), make.state()
-    make.link(h, make.fc(make.cell.Sum([x, h], "total"), "u"))
-    return make.done(forward_only=True)
-
-
-@pytest.mark.parametrize("faster", [True, False], ids=["ATen faster", "ATen slower"])
-@pytest.mark.parametrize("linked", [False, True], ids=["own blob", "linked"])
-def test_the_bias(linked, faster, monkeypatch):
-    """Added by ATen, but for a linked blob, which cannot be a tensor of ATen's."""
-    force(monkeypatch, onednn.CONVOLUTION)
-    monkeypatch.setattr(vectorised, "aten_adds_faster", lambda rows, columns: faster)
-    step_net = linked_product() if linked else step_nets.reference_read_twice()
-    rewrite = optimised([RULE])
-    found = comparing.run(recurrent_net, step_net, executor=False, rewrite=rewrite)
-    comparing.assert_outputs_and_gradients(step_net, *found)
-    biases = [["u_b"]] if linked else [["b"]] * 2
-    adding = [operator for operator in support.step(rewrite.net).op if list(operator.input[1:]) in biases]
-    assert [operator.type for operator in adding] == ["ATen" if faster and not linked else "Add"] * len(biases)
-
-
-def test_rows_that_are_no_numbers(way):
-    """Sequences that have ended may hold anything."""
-    model, blobs = support.lstm(gradients=False, forward_only=True)
-    expected = support.run(model, blobs)
-    optimised(PRODUCTS)(model)
-    for name in ("h0", "c0"):
-        value = workspace.FetchBlob(name)
-        value[:, 1] = [np.nan, np.inf, -np.inf, 0]
-        workspace.FeedBlob(name, value)
-    found = support.run(model, blobs)
-    for ours, theirs in zip(found[0], expected[0]):
-        assert np.isnan(ours[:, 1]).any()
-        assert support.difference(ours[:, [0, 2]], theirs[:, [0, 2]]) < support.TOLERANCE
-
-
-@pytest.mark.parametrize("planted", ["rows for columns", "no bias", "another blob"])
-def test_a_wrong_product_is_seen(planted, way, monkeypatch):
-    """What the tests above compare would not pass over these."""
-    emit = onednn.emit
-
-    def emit_wrongly(way, emitter, loop, product):
-        if planted == "rows for columns":
-            product = product._replace(columns=product.rows, rows=product.columns)
-        elif planted == "no bias":
-            product = product._replace(bias=None)
-        else:
-            product = product._replace(input="x_t")
-        emit(way, emitter, loop, product)
-
-    monkeypatch.setattr(onednn, "emit", emit_wrongly)
-    with support.optimising([RULE]), pytest.raises(AssertionError, match="output 0"):
-        comparing.assert_right(recurrent_net, step_nets.reference_read_twice())
-
-
 # Nets: their types, other sizes, other weights.
-
-
-@pytest.mark.parametrize("builder", [LSTM, MILSTM], ids=lambda builder: builder.__name__)
-@pytest.mark.parametrize("kind", ["simple", "dag", "async_scheduling"])
-def test_training_gives_the_same_parameters(builder, kind, way):
-    def train(change):
-        workspace.ResetWorkspace()
-        np.random.seed(1)
-        model = ModelHelper("model")
-        support.feed()
-        outputs = builder(model, "x", "lengths", ("h0", "c0"), support.DIM_IN, support.D, "layer")
-        model.AddGradientOperators([model.net.SumElements(model.net.Tanh(outputs[0]), "loss")])
-        optimizer.build_adam(model, base_learning_rate=0.01)
-        workspace.RunNetOnce(model.param_init_net)
-        feed_parameters(model, 2)
-        change(model)
-        model.net.Proto().type, model.net.Proto().num_workers = kind, 3
-        workspace.CreateNet(model.net)
-        workspace.RunNet(model.net, 25)
-        return support.values(["loss", *model.params])
-
-    rewrite = optimised([*PRODUCTS, "products_over_steps"])
-    found, expected = train(rewrite), train(lambda model: None)
-    assert rewrite.report.counts[RULE] and rewrite.report.counts["products_over_steps"]
-    for ours, theirs in zip(found[0], expected[0]):
-        # Adam divides small gradients by their size, and so magnifies what rounding leaves of them.
-        assert support.difference(ours, theirs) < 1e-3
 
 
 def feed_parameters(model, seed):
     random = np.random.RandomState(seed)
     for blob in sorted(map(str, model.params)):
         workspace.FeedBlob(blob, random.uniform(-1, 1, workspace.FetchBlob(blob).shape).astype(np.float32))
-
-
-@CHOSEN
-def test_a_net_read_from_a_file(rules, way):
-    expected = support.run(*support.lstm(lengths=True))
-    workspace.ResetWorkspace()
-    model, blobs = support.lstm(lengths=True)
-    for change in (lambda net: net, lambda net: support.as_read_from_a_file(core.Net(net))):
-        net = change(support.as_read_from_a_file(model.net))
-        optimised(rules)(net)
-        workspace.RunNetOnce(core.Net(change(net)))
-        support.assert_same(support.values(blobs), expected)
-
-
-@CHOSEN
-@pytest.mark.parametrize("memory", [True, False], ids=["recomputed", "kept"])
-def test_other_numbers_of_steps_and_sequences(rules, memory, way):
-    options = {"lengths": True, "memory_optimization": memory}
-    expected = support.runs_of_other_sizes(lambda model: None, **options)
-    support.assert_same(support.runs_of_other_sizes(optimised(rules), **options), expected)
-
-
-def test_no_steps(way):
-    expected = support.run_without_steps(lambda model: None)
-    support.assert_same(support.run_without_steps(optimised()), expected)
 
 
 def test_what_is_needed_for_laying_out_alone_is_freed(way):
@@ -363,11 +171,6 @@ def with_other_weights(change):
         workspace.RunNet(model.net)
         found += support.values(blobs)[0]
     return found, {}
-
-
-@CHOSEN
-def test_other_weights_in_the_second_run(rules, way):
-    support.assert_same(with_other_weights(optimised(rules)), with_other_weights(lambda model: None))
 
 
 STEP = [(support.LOOP, "step_net")]
