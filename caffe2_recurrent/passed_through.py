@@ -47,10 +47,10 @@ class PassedThrough:
         readers = self._readers(blob, read_version)
         if source == blob:
             return len(readers) > 1
-        # The name must keep its value until it is read: right here if gradients of several readers are added up here,
-        # else at the latest by the producer's gradient; that of an external input is read at the very end.
-        added_here = index == readers[0] and bool(self._ir.gradient_generators[blob][read_version])
-        read_at = index if added_here else self._producers.get((blob, read_version), 0)
+        # The name must keep its value until it is read: where gradients of several readers are added up, if this is the
+        # last of them, else at the latest by the producer's gradient. That of an external input is read at the end.
+        is_last = index == readers[0] and bool(self._ir.gradient_generators[blob][read_version])
+        read_at = self._added_at(blob, read_version) if is_last else self._producers.get((blob, read_version), 0)
         # Only a reader can overwrite; which of them do takes much longer to find out.
         return _any_within(self._usages(source), read_at, index) and _any_within(
             self._overwrites(source), read_at, index
@@ -64,6 +64,10 @@ class PassedThrough:
                 index for index in self._ir.input_usages[blob][version] if index in self._live
             ]
         return self._read_by[blob, version]
+
+    def _added_at(self, blob: str, version: int) -> int:
+        """The operator at which the gradients of several readers are added up: the first, whether it has one or not."""
+        return int(self._ir.input_usages[blob][version][0])
 
     def _usages(self, blob: str) -> List[int]:
         """The operators that read `blob`, in forward order, whichever value of it."""
@@ -90,7 +94,7 @@ class PassedThrough:
                 readers = self._readers(blob, version)
                 found.update(index for index in readers if self._writes_gradient(index, blob))
                 if len(readers) > 1:
-                    found.add(readers[0])
+                    found.add(self._added_at(blob, version))
             self._overwritten[blob] = sorted(found)
         return self._overwritten[blob]
 

@@ -296,6 +296,18 @@ def scaled_in_place_before_sum():
     return make.done()
 
 
+def scaled_before_gradients_are_added():
+    """Caffe2 adds up x's gradients at its first reader, be it one without a gradient, and Scale's comes before that."""
+    make = Maker()
+    x, h = make.sequence(), make.state()
+    make.cell.Sigmoid(x, "unread")
+    y = make.cell.Mul([h, h], "y")
+    make.cell.Scale(y, y, scale=2.0)
+    make.cell.Sum([y, x], [y])
+    make.link(h, make.cell.Tanh(make.cell.Mul([y, x], "yx"), "h_t"))
+    return make.done()
+
+
 def squared_before_sum():
     """The gradient of Sqr changes the blob that also stands for the gradient of another addend."""
     make = Maker()
@@ -494,6 +506,7 @@ MENDED = [
     reference_summed_with_state,
     references_added_last,
     scaled_in_place_before_sum,
+    scaled_before_gradients_are_added,
     squared_before_sum,
     state_summed_into_another,
     two_states_read_by_one_operator,
