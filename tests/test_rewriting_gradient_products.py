@@ -9,8 +9,8 @@ from caffe2.python import core, workspace
 import comparing
 import rewriting_support as support
 from caffe2_recurrent import optimize, recurrent_net
-from caffe2_recurrent.rewriting import gradients_apart
-from caffe2_recurrent.rewriting.gradients_apart import Apart, Size
+from caffe2_recurrent.rewriting import gradients_apart, weighted_sums
+from caffe2_recurrent.rewriting.gradients_apart import SUMS, TRANSPOSED, Apart, Size, Weights
 from caffe2_recurrent.rewriting.rules import products_over_steps
 from caffe2_recurrent.rewriting.subjects import Seconds, result
 from net_products_support import GRADIENT, PRODUCT, Net, changed_between, outside, said, without_the_gradient_of_x
@@ -21,7 +21,7 @@ from test_rewriting_rules import EVERY_STEP_NET
 RULE = "gradient_products"
 MOVED = ["sequence_operators", "parameter_gradients", RULE]
 OF_LSTM = ["parameter_gradients", RULE]
-EVERY_WAY = pytest.mark.parametrize("way", [Apart(False), Apart(True)], ids=str)
+WAYS = [Apart(), Apart(TRANSPOSED), Apart(SUMS, SUMS)]
 
 
 def force(monkeypatch, *ways):
@@ -30,7 +30,7 @@ def force(monkeypatch, *ways):
     monkeypatch.setattr(gradients_apart, "fastest", lambda size: left.pop(0) if len(left) > 1 else left[0])
 
 
-@pytest.fixture(params=[Apart(False), Apart(True)], ids=str)
+@pytest.fixture(params=WAYS, ids=lambda way: way.weights)
 def way(request, monkeypatch):
     force(monkeypatch, request.param)
     return request.param
@@ -59,7 +59,9 @@ def test_the_gradient_of_the_product_that_makes_the_sequence(shape, way):
     net, report = assert_kept(shape=shape)
     assert [rewrite.what for rewrite in report.rewrites] == ["FCGradient -> 'w_grad', 'b_grad', 'x_grad'"]
     assert outside(net) == [PRODUCT]
-    assert kinds(net)["MatMul"] == 3 and kinds(net)["Transpose"] == way.is_transposed
+    by_sums = 2 * (way.weights == SUMS)
+    assert kinds(net)["MatMul"] == 3 - by_sums and kinds(net)[weighted_sums.KIND] == by_sums
+    assert kinds(net)["Transpose"] == (way.weights == TRANSPOSED)
 
 
 def test_a_gradient_operator_of_two_outputs(way):
@@ -69,7 +71,7 @@ def test_a_gradient_operator_of_two_outputs(way):
     expected = Net()
     del expected.gradients["x"]
     found = made.values()
-    assert outside(made.net) == [PRODUCT] and kinds(made.net)["MatMul"] == 2
+    assert outside(made.net) == [PRODUCT] and kinds(made.net)["MatMul"] == 1 + (way.weights != SUMS)
     support.assert_same(found, expected.values())
 
 
@@ -117,7 +119,7 @@ def test_step_nets(make):
 @pytest.mark.parametrize("kind", ["MatMul", "Copy", "Transpose"])
 def test_a_wrong_product_is_seen(kind, monkeypatch):
     """One that reads another blob: what the tests above compare would not pass over it."""
-    force(monkeypatch, Apart(True))
+    force(monkeypatch, Apart(TRANSPOSED))
     model, blobs = support.lstm()
     expected = support.run(model, blobs)
     assert optimize(model, OF_LSTM, even_if_slower=True).counts[RULE] == 2
@@ -233,6 +235,50 @@ def test_gradients_behind_the_loop_share(loss, way, monkeypatch):
     assert sums(rewrite.net) <= 1
 
 
+# Two that are weighted sums share the columns of dY.
+
+
+def columns(net):
+    """How often the net lays them out."""
+    return kinds(net)["Tile"]
+
+
+@pytest.fixture
+def by_sums(monkeypatch):
+    force(monkeypatch, Apart(SUMS))
+
+
+def test_columns_are_shared(by_sums):
+    net = optimised_lstm()
+    assert kinds(net)[weighted_sums.KIND] == 2 and columns(net) == 1
+
+
+def test_columns_are_not_shared_with_a_gradient_that_stays(by_sums, monkeypatch):
+    """The second has the bias from the first, and nothing else."""
+    net = optimised_lstm(loss="gates_t_w_grad", monkeypatch=monkeypatch)
+    assert kinds(net)[weighted_sums.KIND] == 1 and columns(net) == 1 and sums(net) == 0
+
+
+@pytest.mark.parametrize("first, second", [(Apart(SUMS), Apart()), (Apart(), Apart(SUMS))])
+def test_one_of_two_is_weighted_sums(first, second, monkeypatch):
+    force(monkeypatch, first, second)
+    net = optimised_lstm()
+    assert kinds(net)[weighted_sums.KIND] == 1 and columns(net) == 1 and sums(net) == 1
+
+
+def test_columns_of_a_gradient_that_is_changed_are_not_shared(by_sums):
+    net = optimised_lstm(changed_between)
+    assert kinds(net)[weighted_sums.KIND] == 2 and columns(net) == 2
+
+
+def test_a_trial_knows_whether_the_columns_are_there(monkeypatch):
+    asked = make_up(monkeypatch, as_it_is=3.0, sums=1.0)
+    model, _ = support.lstm()
+    optimize(model, OF_LSTM)
+    assert [size.has_columns for size in asked if size.results == 3][-1]
+    assert not any(size.has_columns for size in asked if size.results == 2)
+
+
 # Refusals, and what had better stay.
 
 
@@ -241,9 +287,9 @@ def test_an_lstm_is_no_near_miss():
 
 
 def make_up(monkeypatch, **seconds):
-    """Times of the ways: `as_it_is`, `direct`, `transposed`; the sizes that were asked about."""
+    """Times of the ways: `as_it_is`, `direct`, `transposed`, `sums`; the sizes that were asked about."""
     asked = []
-    names = {None: "as_it_is", Apart(False): "direct", Apart(True): "transposed"}
+    names = {None: "as_it_is", Apart(): "direct", Apart(TRANSPOSED): "transposed", Apart(SUMS): "sums"}
 
     def tried(size):
         asked.append(size)
@@ -257,15 +303,15 @@ def make_up(monkeypatch, **seconds):
 def test_a_loss_where_a_trial_finds_one(as_it_is, is_faster, monkeypatch):
     asked = make_up(monkeypatch, as_it_is=as_it_is, direct=1.0)
     assert said(RULE, loss=True) == [None if is_faster else "for [16, 27] x [27, 2] it is not faster"]
-    assert set(asked) == {Size(27, 2, 16, 3, False)}
+    assert set(asked) == {Size(27, Weights(16, 2), 3)}
 
 
-@pytest.mark.parametrize("fast, slow", [("direct", "transposed"), ("transposed", "direct")])
-def test_the_faster_way_is_taken(fast, slow, monkeypatch):
-    make_up(monkeypatch, **{"as_it_is": 3.0, fast: 1.0, slow: 2.0})
+@pytest.mark.parametrize("fast", ["direct", "transposed", "sums"])
+def test_the_fastest_way_is_taken(fast, monkeypatch):
+    make_up(monkeypatch, **{"as_it_is": 3.0, "direct": 2.0, "transposed": 2.0, "sums": 2.0, fast: 1.0})
     net = Net().net
     optimize(net, [RULE])
-    assert kinds(net)["Transpose"] == (fast == "transposed")
+    assert kinds(net)["Transpose"] == (fast == "transposed") and kinds(net)[weighted_sums.KIND] == (fast == "sums")
 
 
 def test_a_trial_knows_whether_the_gradient_of_the_bias_is_there(monkeypatch):
@@ -273,7 +319,7 @@ def test_a_trial_knows_whether_the_gradient_of_the_bias_is_there(monkeypatch):
     model, _ = support.lstm()
     optimize(model, OF_LSTM)
     rows, outer = support.T * support.N, 4 * support.D
-    expected = {Size(rows, support.D, outer, 2, False), Size(rows, support.DIM_IN, outer, 3, True)}
+    expected = {Size(rows, Weights(outer, support.D), 2), Size(rows, Weights(outer, support.DIM_IN), 3, True)}
     assert set(asked) == expected
 
 
@@ -282,7 +328,7 @@ def test_a_gradient_is_not_there_because_it_is_to_be_shared(monkeypatch):
     monkeypatch.setattr(
         gradients_apart,
         "_tried",
-        lambda size: {None: Seconds(0.0, 2.0), Apart(False): Seconds(0.0, 1.0 if size.has_bias else 3.0)},
+        lambda size: {None: Seconds(0.0, 2.0), Apart(): Seconds(0.0, 1.0 if size.has_bias else 3.0)},
     )
     model, blobs = support.lstm()
     expected = support.run(model, blobs)
@@ -295,28 +341,48 @@ def test_a_gradient_is_not_there_because_it_is_to_be_shared(monkeypatch):
 @pytest.mark.parametrize("rows, tried", [(64000, 1907), (700, 700)])
 def test_a_trial_of_many_rows_is_made_with_fewer(rows, tried, monkeypatch):
     asked = make_up(monkeypatch, as_it_is=1.0)
-    assert gradients_apart.seconds(Size(rows, 512, 2048, 3, False)) == {None: pytest.approx(rows / tried)}
-    assert asked == [Size(tried, 512, 2048, 3, False)]
+    size = Size(rows, Weights(2048, 512), 3)
+    assert gradients_apart.seconds(size) == {None: pytest.approx(rows / tried)}
+    assert asked == [size._replace(rows=tried)]
 
 
 def test_the_transpose_is_for_few_columns():
-    assert gradients_apart.ways(Size(9, 128, 512, 3, False)) == [None, Apart(False), Apart(True)]
-    assert gradients_apart.ways(Size(9, 129, 512, 3, False)) == [None, Apart(False)]
+    assert gradients_apart.ways(Size(999, Weights(512, 128), 3)) == [None, Apart(), Apart(TRANSPOSED)]
+    assert gradients_apart.ways(Size(999, Weights(512, 129), 3)) == [None, Apart()]
 
 
-@pytest.mark.parametrize("size", [Size(6, 5, 7, 2, False), Size(6, 5, 7, 3, False), Size(6, 200, 7, 3, True)], ids=str)
+def test_sums_are_for_few_elements():
+    assert gradients_apart.ways(Size(64, Weights(512, 129), 2)) == [None, Apart(), Apart(SUMS)]
+    expected = [None, Apart(), Apart(rows=SUMS), Apart(SUMS), Apart(SUMS, SUMS)]
+    assert gradients_apart.ways(Size(64, Weights(512, 129), 3)) == expected
+    assert gradients_apart.ways(Size(65, Weights(512, 129), 3)) == [None, Apart()]
+
+
+def test_sums_need_aten(monkeypatch):
+    monkeypatch.setattr(weighted_sums, "aten_is_missing", lambda: True)
+    assert gradients_apart.ways(Size(9, Weights(512, 129), 3)) == [None, Apart()]
+
+
+SIZES = [
+    Size(6, Weights(7, 5), 2),
+    Size(6, Weights(7, 5), 3),
+    Size(6, Weights(7, 200), 3, True),
+    Size(6, Weights(7, 5), 3, True, True),
+]
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
 def test_gradients_are_tried(size):
     """Each way runs by itself and gives the same; nobody knows how long that takes."""
     found = gradients_apart.seconds(size)
     assert list(found) == gradients_apart.ways(size) and min(found.values()) > 0
     assert found[gradients_apart.fastest(size)] == min(found.values())
     random = np.random.RandomState(0)
-    values = {blob: random.randn(*shape).astype(np.float32) for blob, shape in gradients_apart.shapes(size).items()}
+    subjects = [gradients_apart.subject(size, way) for way in gradients_apart.ways(size)]
+    values = {blob: random.randn(*shape).astype(np.float32) for blob, shape in subjects[-1].shapes.items()}
     values["bias"] = values["dy"].sum(0)
     for blob in ["dw", "db", "dx"][: size.results]:
-        expected, *others = [
-            result(gradients_apart.operators(size, way), values, blob) for way in gradients_apart.ways(size)
-        ]
+        expected, *others = [result([*subject.once, *subject.step], values, blob) for subject in subjects]
         for other in others:
             assert other.shape == expected.shape and support.difference(other, expected) < support.TOLERANCE
 
@@ -325,8 +391,8 @@ def test_onednn_is_compared_with_the_faster_way(monkeypatch):
     """A gradient that MKL is to have in parts is none for oneDNN to beat as it is."""
     make_up(monkeypatch, as_it_is=3.0, direct=1.0)
     subject = products_over_steps._subject(products_over_steps.Size(GRADIENT, 6, 5, 7, 3), None)
-    expected = gradients_apart.operators(Size(6, 5, 7, 3, False), Apart(False))
-    assert list(subject.step) == expected and "MatMul" in [operator.type for operator in expected]
+    expected = gradients_apart.subject(Size(6, Weights(7, 5), 3), Apart()).step
+    assert list(subject.step) == list(expected) and "MatMul" in [operator.type for operator in expected]
     assert set(subject.shapes) >= set(expected[0].input)
     subject = products_over_steps._subject(products_over_steps.Size(PRODUCT, 6, 5, 7, 1), None)
     assert [operator.type for operator in subject.step] == [PRODUCT]

@@ -50,6 +50,12 @@ class Emitter:
         """ATen's operator `kind`; its output is a tensor of its own, so it cannot be a linked blob."""
         return self.new(ATEN, inputs, name, operator=kind, **arguments)
 
+    def reshaped(self, blob: str, name: str, shape: Sequence[int]) -> str:
+        """A copy in another shape."""
+        outputs = [self.blob(name), self.blob("old_shape")]
+        self.operators.append(new_operator("Reshape", [blob], outputs, self.beside, shape=shape))
+        return outputs[0]
+
     def reshape_in_place(self, blob: str, shape: Sequence[int]) -> None:
         outputs = [blob, self.blob("old_shape")]
         self.operators.append(new_operator("Reshape", [blob], outputs, self.beside, shape=shape))

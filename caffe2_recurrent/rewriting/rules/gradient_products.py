@@ -9,9 +9,10 @@ from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.operators import new_operator
 from caffe2_recurrent.rewriting import gradients_apart, net_products
 from caffe2_recurrent.rewriting.emit import Emitter
-from caffe2_recurrent.rewriting.gradients_apart import Apart, Size
+from caffe2_recurrent.rewriting.gradients_apart import Apart, Shared, Size, Weights
 from caffe2_recurrent.rewriting.net_products import GRADIENT, Operators
 from caffe2_recurrent.rewriting.rule import Rule, Site
+from caffe2_recurrent.rewriting.step_products import weights_shape
 from caffe2_recurrent.sizes import Sizes
 
 # A gradient in parts must be faster by this factor.
@@ -44,19 +45,20 @@ class GradientProducts(Rule):
             return "the numbers of steps and sequences are not known; give shapes"
         found = gradients_apart.seconds(size)
         if GAIN * min(found.values()) > found[None]:
-            return "for [{0.outer}, {0.rows}] x [{0.rows}, {0.inner}] it is not faster".format(size)
+            return "for [{0.outer}, {1}] x [{1}, {0.inner}] it is not faster".format(size.weights, size.rows)
         return None
 
     def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
         operators, position = site.where
         operator, size = operators[position], _size(loop, site, sizes)
         way = None if size is None else gradients_apart.fastest(size)
-        shared = _there(loop, operators, operator) or _left_there(loop, operators, operator)
+        there = _there(loop, operators, operator)
+        there = there._replace(bias=there.bias or _left_there(loop, operators, operator))
         emitter = Emitter(loop, operator, operator.output[0])
-        bias = gradients_apart.emit(emitter, operator, way or Apart(False), shared)
+        made = gradients_apart.emit(emitter, operator, way or Apart(), _weights(loop, operator, sizes), there)
         key = _key(loop, operators, operator)
         if key is not None:
-            loop.made.setdefault(key, bias)
+            loop.made[key] = made
         # In front of it there may be one more by now.
         position = _position(operators, operator)
         operators[position : position + 1] = emitter.operators
@@ -66,36 +68,46 @@ def _size(loop: Loop, site: Site, sizes: Sizes) -> Optional[Size]:
     operators, position = site.where
     operator = operators[position]
     found = net_products.dimensions(loop, operator, sizes)
-    shared = _there(loop, operators, operator) or _earlier(loop, operators, operator)
-    return None if found is None else Size(*found, len(operator.output), shared is not None)
+    if found is None:
+        return None
+    there = _there(loop, operators, operator)
+    has_bias = there.bias is not None or _earlier(loop, operators, operator) is not None
+    weights = _weights(loop, operator, sizes)
+    return Size(found.rows, weights, len(operator.output), has_bias, there.columns is not None)
+
+
+def _weights(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes) -> Weights:
+    shape = weights_shape(loop, operator.input[1], sizes)
+    assert shape is not None
+    return Weights(*shape)
 
 
 def _position(operators: Operators, operator: caffe2_pb2.OperatorDef) -> int:
     return next(position for position, other in enumerate(operators) if other is operator)
 
 
-# ---------------------------------------------------------------------------- gradients of biases that are the same
+# ----------------------------------------------------------------------------------- what gradients have in common
 
 
 def _key(loop: Loop, operators: Operators, operator: caffe2_pb2.OperatorDef) -> Optional[Tuple[str, str, int]]:
-    """The same for gradients that sum up the same dY; None if that may change before `operator` reads it."""
+    """The same for gradients with the same dY; None if that may change before `operator` reads it."""
     of_result, axis = operator.input[2], integer(operator, "axis", 1)
     if net_products.is_sink(loop, operators):
         assert loop.gradient is not None
         of_result = loop.gradient.sequence
     elif operators is not loop.after_gradient:
         return None
-    return "gradient of a bias", of_result, axis
+    return "shared by gradients", of_result, axis
 
 
-def _there(loop: Loop, operators: Operators, operator: caffe2_pb2.OperatorDef) -> Optional[str]:
-    """The blob with the sums that another operator has left there."""
+def _there(loop: Loop, operators: Operators, operator: caffe2_pb2.OperatorDef) -> Shared:
+    """What other operators have left there."""
     made = loop.made.get(_key(loop, operators, operator))
-    return None if made in operator.output else made
+    return Shared() if made is None or made.bias in operator.output else made
 
 
 def _earlier(loop: Loop, operators: Operators, operator: caffe2_pb2.OperatorDef) -> Optional[caffe2_pb2.OperatorDef]:
-    """A gradient with the same sums, in front of `operator`."""
+    """A gradient with the same dY, in front of `operator`."""
     key = _key(loop, operators, operator)
     for other in loop.after_gradient:
         if other is operator:
@@ -106,7 +118,7 @@ def _earlier(loop: Loop, operators: Operators, operator: caffe2_pb2.OperatorDef)
 
 
 def _left_there(loop: Loop, operators: Operators, operator: caffe2_pb2.OperatorDef) -> Optional[str]:
-    """Have an earlier operator leave its sums there, if there is one."""
+    """Have an earlier operator leave its gradient of a bias there, if there is one."""
     gradient = _earlier(loop, operators, operator)
     if gradient is None:
         return None
@@ -116,5 +128,5 @@ def _left_there(loop: Loop, operators: Operators, operator: caffe2_pb2.OperatorD
     gradient.output[1] = shared
     position = _position(loop.after_gradient, gradient)
     loop.after_gradient.insert(position + 1, new_operator("Copy", [shared], [of_bias], gradient))
-    loop.made[_key(loop, loop.after_gradient, gradient)] = shared
+    loop.made[_key(loop, loop.after_gradient, gradient)] = Shared(shared)
     return shared

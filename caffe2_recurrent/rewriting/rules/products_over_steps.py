@@ -140,7 +140,7 @@ def _subject(size: Size, layout: Optional[Layout]) -> Subject:
     if layout is None and size.kind == PRODUCT:
         return Subject([operator], shapes)
     if layout is None:
-        by_mkl = gradients_apart.Size(size.rows, size.inner, size.outer, size.results, False)
+        by_mkl = gradients_apart.Size(size.rows, gradients_apart.Weights(size.outer, size.inner), size.results)
         return gradients_apart.subject(by_mkl, gradients_apart.fastest(by_mkl))
     loop = trial.lone_loop([*shapes, *outputs])
     plain = Layout(size.inner, size.outer)
