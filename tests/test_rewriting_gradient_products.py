@@ -279,6 +279,24 @@ def test_a_trial_knows_whether_the_columns_are_there(monkeypatch):
     assert not any(size.has_columns for size in asked if size.results == 2)
 
 
+@pytest.mark.parametrize("fastest", ["sums", "direct"])
+def test_onednn_is_compared_with_what_finds_the_columns_there(fastest, monkeypatch):
+    """What the first gradient will leave there if it stays MKL's, though it has not been rewritten yet."""
+    make_up(monkeypatch, **{"as_it_is": 3.0, "direct": 2.0, "sums": 2.0, fastest: 1.0})
+    asked = []
+
+    def seconds(size, layout):
+        asked.append(size)
+        return 2.0 if layout else 1.0
+
+    monkeypatch.setattr(products_over_steps, "seconds", seconds)
+    model, _ = support.lstm()
+    optimize(model, [*OF_LSTM, "products_over_steps"])
+    (second,) = {size for size in asked if size.results == 3}
+    assert second.has_bias and second.has_columns == (fastest == "sums")
+    assert not any(size.has_bias or size.has_columns for size in asked if size.results != 3)
+
+
 # Refusals, and what had better stay.
 
 

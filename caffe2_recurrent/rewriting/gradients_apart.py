@@ -72,9 +72,7 @@ class Shared(NamedTuple):
     columns: Optional[Sums] = None
 
 
-def emit(
-    emitter: Emitter, operator: caffe2_pb2.OperatorDef, way: Apart, weights: Weights, there: Shared = Shared()
-) -> Shared:
+def emit(emitter: Emitter, operator: caffe2_pb2.OperatorDef, way: Apart, weights: Weights, there: Shared) -> Shared:
     """The operators in place of `operator`; gives what others can share from then on."""
     rows, blob, of_result = operator.input
     of_weights, of_bias, *of_rows = operator.output

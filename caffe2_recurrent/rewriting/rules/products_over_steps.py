@@ -6,7 +6,15 @@ from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
-from caffe2_recurrent.rewriting import gradients_apart, net_products, onednn, onednn_over_steps, separate_rows, trial
+from caffe2_recurrent.rewriting import (
+    gradients_apart,
+    net_products,
+    onednn,
+    onednn_over_steps,
+    separate_rows,
+    shared_gradients,
+    trial,
+)
 from caffe2_recurrent.rewriting.net_products import GRADIENT, PRODUCT
 from caffe2_recurrent.rewriting.onednn_over_steps import Layout, Shared, layouts
 from caffe2_recurrent.rewriting.rule import Rule, Site
@@ -19,13 +27,18 @@ ENOUGH = 7e9
 
 
 class Size(NamedTuple):
-    """An operator `kind` over `rows` rows of `inner` elements, with weights `[outer, inner]`, that makes `results`."""
+    """An operator `kind` over `rows` rows of `inner` elements, with weights `[outer, inner]`, that makes `results`.
+
+    `has_bias` and `has_columns`: what a gradient by MKL has from another one, see `gradients_apart.Shared`.
+    """
 
     kind: str
     rows: int
     inner: int
     outer: int
     results: int
+    has_bias: bool = False
+    has_columns: bool = False
 
 
 class ProductsOverSteps(Rule):
@@ -107,7 +120,14 @@ def _size(loop: Loop, site: Site, sizes: Sizes) -> Optional[Size]:
     operators, position = site.where
     operator = operators[position]
     found = net_products.dimensions(loop, operator, sizes)
-    return None if found is None else Size(operator.type, *found, len(operator.output))
+    if found is None:
+        return None
+    size = Size(operator.type, *found, len(operator.output))
+    if operator.type == PRODUCT:
+        return size
+    apart = shared_gradients.size_of(loop, operators, operator, sizes)
+    assert apart is not None
+    return size._replace(has_bias=apart.has_bias, has_columns=apart.has_columns)
 
 
 def _safe(kind: str, inner: int, outer: int) -> List[Layout]:
@@ -140,7 +160,8 @@ def _subject(size: Size, layout: Optional[Layout]) -> Subject:
     if layout is None and size.kind == PRODUCT:
         return Subject([operator], shapes)
     if layout is None:
-        by_mkl = gradients_apart.Size(size.rows, gradients_apart.Weights(size.outer, size.inner), size.results)
+        weights = gradients_apart.Weights(size.outer, size.inner)
+        by_mkl = gradients_apart.Size(size.rows, weights, size.results, size.has_bias, size.has_columns)
         return gradients_apart.subject(by_mkl, gradients_apart.fastest(by_mkl))
     loop = trial.lone_loop([*shapes, *outputs])
     plain = Layout(size.inner, size.outer)
