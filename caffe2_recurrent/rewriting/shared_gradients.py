@@ -15,7 +15,10 @@ from caffe2_recurrent.rewriting import gradients_apart, net_products
 from caffe2_recurrent.rewriting.gradients_apart import SUMS, Shared, Size, Weights
 from caffe2_recurrent.rewriting.net_products import GRADIENT, Operators
 from caffe2_recurrent.rewriting.step_products import weights_shape
+from caffe2_recurrent.rewriting.weighted_sums import Sums
 from caffe2_recurrent.sizes import Sizes
+
+BIAS = "gradient of a bias"
 
 
 def size_of(loop: Loop, operators: Operators, operator: caffe2_pb2.OperatorDef, sizes: Sizes) -> Optional[Size]:
@@ -39,15 +42,23 @@ def weights_of(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes) -> We
 
 def there(loop: Loop, operators: Operators, operator: caffe2_pb2.OperatorDef) -> Shared:
     """What other operators have left there."""
-    made = loop.made.get(_key(loop, operators, operator))
-    return Shared() if made is None or made.bias in operator.output else made
+    key = _key(loop, operators, operator)
+    bias = loop.made.get((BIAS, key))
+    if bias is None or bias in operator.output:
+        return Shared()
+    columns = [loop.made[(part, key)] for part in Sums._fields if (part, key) in loop.made]
+    return Shared(bias, Sums(*columns) if columns else None)
 
 
 def leave(loop: Loop, operators: Operators, operator: caffe2_pb2.OperatorDef, made: Shared) -> None:
     """Let others find what has been made in place of `operator`."""
     key = _key(loop, operators, operator)
-    if key is not None:
-        loop.made[key] = made
+    if key is None:
+        return
+    assert made.bias is not None
+    loop.made[(BIAS, key)] = made.bias
+    for part, blob in zip(Sums._fields, made.columns or ()):
+        loop.made[(part, key)] = blob
 
 
 def bias_left_there(loop: Loop, operators: Operators, operator: caffe2_pb2.OperatorDef) -> Optional[str]:
@@ -69,7 +80,7 @@ def position_of(operators: Operators, operator: caffe2_pb2.OperatorDef) -> int:
     return next(position for position, other in enumerate(operators) if other is operator)
 
 
-def _key(loop: Loop, operators: Operators, operator: caffe2_pb2.OperatorDef) -> Optional[Tuple[str, str, int]]:
+def _key(loop: Loop, operators: Operators, operator: caffe2_pb2.OperatorDef) -> Optional[Tuple[str, int]]:
     """The same for gradients with the same dY; None if that may change before `operator` reads it."""
     of_result, axis = operator.input[2], integer(operator, "axis", 1)
     if net_products.is_sink(loop, operators):
@@ -77,7 +88,7 @@ def _key(loop: Loop, operators: Operators, operator: caffe2_pb2.OperatorDef) -> 
         of_result = loop.gradient.sequence
     elif operators is not loop.after_gradient:
         return None
-    return "shared by gradients", of_result, axis
+    return of_result, axis
 
 
 def _earlier(loop: Loop, operators: Operators, operator: caffe2_pb2.OperatorDef) -> Optional[caffe2_pb2.OperatorDef]:
