@@ -38,8 +38,8 @@ class Apart(NamedTuple):
 
 # Columns of X up to which the transpose was faster where it was measured.
 FEW_COLUMNS = 128
-# Elements of dY up to which its columns are laid out: ATen does that in new memory each time, and from 128 KiB on that
-# comes from the system (M_MMAP_THRESHOLD of glibc's mallopt), whose new pages took longer than sums saved.
+# Elements of dY up to which its columns are laid out. ATen does that in new memory each time, and from 128 KiB on that
+# may come from the system (M_MMAP_THRESHOLD of glibc's mallopt); for 200 KB it took longer than sums saved.
 FEW_ELEMENTS = (1 << 17) // 4
 # Multiplications in a trial.
 ENOUGH = 2e9
