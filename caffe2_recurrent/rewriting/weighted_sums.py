@@ -55,11 +55,10 @@ def by_rows(emitter: Emitter, blob: str, axis: int, columns: int) -> Sums:
     return _sums(emitter, weights, lengths)
 
 
-def emit(emitter: Emitter, sums: Sums, rows: str, output: str) -> str:
+def emit(emitter: Emitter, sums: Sums, rows: str, output: str) -> None:
     """`output = A rows`."""
     emitter.add(KIND, [rows, sums.weights, sums.indices, sums.lengths], output)
     emitter.aten("neg", [sums.lengths], "to_clear_registers")
-    return output
 
 
 def _column(emitter: Emitter, blob: str, axis: int, value: int) -> str:
