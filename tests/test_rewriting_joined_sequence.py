@@ -4,8 +4,7 @@ import functools
 
 import numpy as np
 import pytest
-from caffe2.python import core, optimizer, rnn_cell, workspace
-from caffe2.python.model_helper import ModelHelper
+from caffe2.python import core, rnn_cell, workspace
 
 import rewriting_support as support
 import test_rewriting_sequence_bias as biases
@@ -21,7 +20,7 @@ from caffe2_recurrent.wiring import Link
 from made_up_clock import make_up_clock
 from onednn_support import EVERY_CELL, assert_cell, leaving_no_trace, make_up, make_up_gain
 from step_nets import D, N, T
-from test_rewriting_onednn import feed_parameters, with_other_weights
+from test_rewriting_onednn import trained, with_other_weights
 from test_rewriting_rules import EXECUTOR, loop_of, made, reasons_in, set_argument, why
 from test_rewriting_sequence_bias import EVERY_FORM, SEQUENCE, Net, name_before, plain, writer
 
@@ -171,24 +170,6 @@ def test_cells(name, variant, rules):
     assert_cell(name, variant, rewrite)
     fires = (variant == "kept" or rules is None) and name.startswith(("lstm", "attention"))
     assert rewrite.report.counts[RULE] == rewrite.report.counts["sequence_bias"] == fires
-
-
-def trained(change, kind):
-    """What a few steps with an optimizer leave of the parameters, in a net of this type."""
-    workspace.ResetWorkspace()
-    np.random.seed(1)
-    model = ModelHelper("model")
-    support.feed()
-    output, *_ = LSTM(model, "x", "lengths", ("h0", "c0"), support.DIM_IN, support.D, "layer")
-    model.AddGradientOperators([model.net.SumElements(model.net.Tanh(output), "loss")])
-    optimizer.build_sgd(model, base_learning_rate=0.05)
-    workspace.RunNetOnce(model.param_init_net)
-    feed_parameters(model, 2)
-    change(model)
-    model.net.Proto().type, model.net.Proto().num_workers = kind, 3
-    workspace.CreateNet(model.net)
-    workspace.RunNet(model.net, 10)
-    return support.values(["loss", *model.params])
 
 
 # Each with its numbers of steps and sequences, in a net that is created once; of two layers the second has for its x

@@ -2,13 +2,15 @@
 
 import numpy as np
 import pytest
-from caffe2.python import workspace
+from caffe2.python import optimizer, workspace
+from caffe2.python.model_helper import ModelHelper
 from caffe2.python.predictor import predictor_exporter
 
 import comparing
 import rewriting_support as support
 import step_nets
 from caffe2_recurrent import (
+    LSTM,
     describe,
     draw,
     optimize,
@@ -146,6 +148,32 @@ def feed_parameters(model, seed):
     random = np.random.RandomState(seed)
     for blob in sorted(map(str, model.params)):
         workspace.FeedBlob(blob, random.uniform(-1, 1, workspace.FetchBlob(blob).shape).astype(np.float32))
+
+
+def sgd(model):
+    optimizer.build_sgd(model, base_learning_rate=0.05)
+
+
+def adam(model):
+    optimizer.build_adam(model, base_learning_rate=0.01)
+
+
+def trained(change, kind, builder=LSTM, with_optimizer=sgd, runs=10):
+    """What a few steps with an optimizer leave of the parameters, in a net of this type."""
+    workspace.ResetWorkspace()
+    np.random.seed(1)
+    model = ModelHelper("model")
+    support.feed()
+    output, *_ = builder(model, "x", "lengths", ("h0", "c0"), support.DIM_IN, support.D, "layer")
+    model.AddGradientOperators([model.net.SumElements(model.net.Tanh(output), "loss")])
+    with_optimizer(model)
+    workspace.RunNetOnce(model.param_init_net)
+    feed_parameters(model, 2)
+    change(model)
+    model.net.Proto().type, model.net.Proto().num_workers = kind, 3
+    workspace.CreateNet(model.net)
+    workspace.RunNet(model.net, runs)
+    return support.values(["loss", *model.params])
 
 
 def test_what_is_needed_for_laying_out_alone_is_freed(way):

@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from caffe2.python import core, optimizer, workspace
-from caffe2.python.model_helper import ModelHelper
+from caffe2.python import core, workspace
 
 import comparing
 import rewriting_support as support
@@ -14,7 +13,7 @@ from caffe2_recurrent.rewriting.product_ways import NNPACK
 from numpy_lstm import Case
 from onednn_support import EVERY_CELL, assert_cell, force
 from step_nets import Maker
-from test_rewriting_onednn import CHOSEN, PRODUCTS, RULE, SAFE, feed_parameters, optimised, with_other_weights
+from test_rewriting_onednn import CHOSEN, PRODUCTS, RULE, SAFE, adam, optimised, trained, with_other_weights
 from test_rewriting_rules import EVERY_STEP_NET, EXECUTOR
 
 pytestmark = pytest.mark.usefixtures("every_size", "nnpack_products")
@@ -164,20 +163,7 @@ def test_a_wrong_product_is_seen(planted, way, monkeypatch):
 @pytest.mark.parametrize("kind", ["simple", "dag", "async_scheduling"])
 def test_training_gives_the_same_parameters(builder, kind, way):
     def train(change):
-        workspace.ResetWorkspace()
-        np.random.seed(1)
-        model = ModelHelper("model")
-        support.feed()
-        outputs = builder(model, "x", "lengths", ("h0", "c0"), support.DIM_IN, support.D, "layer")
-        model.AddGradientOperators([model.net.SumElements(model.net.Tanh(outputs[0]), "loss")])
-        optimizer.build_adam(model, base_learning_rate=0.01)
-        workspace.RunNetOnce(model.param_init_net)
-        feed_parameters(model, 2)
-        change(model)
-        model.net.Proto().type, model.net.Proto().num_workers = kind, 3
-        workspace.CreateNet(model.net)
-        workspace.RunNet(model.net, 25)
-        return support.values(["loss", *model.params])
+        return trained(change, kind, builder, adam, runs=25)
 
     rewrite = optimised([*PRODUCTS, "products_over_steps"])
     found, expected = train(rewrite), train(lambda model: None)
