@@ -15,6 +15,7 @@ rounds,
     torch.nn.LSTM   of the torch that carries this Caffe2
     NAME            an LSTM in another interpreter, turn by turn in a process of its own
     products alone  the matrix products of the pass, each in its fastest layout
+    operators alone what steps do beside them, with the fewest of Caffe2's operators, each the fastest
 
 having made sure that all compute the same. Four more sections measure growth with the number of steps (--growth), peak
 memory (--memory), what memory_optimization costs (--recompute), and drawn shapes as built and optimised (--sweep);
@@ -159,7 +160,7 @@ def _settle(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Non
 
 
 def reserved_names() -> List[str]:
-    return [*MAKERS, sections.TORCH, sections.PRODUCTS]
+    return [*MAKERS, sections.TORCH, sections.PRODUCTS, sections.OPERATORS]
 
 
 def plan(options: argparse.Namespace) -> sections.Plan:

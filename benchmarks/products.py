@@ -5,30 +5,21 @@ A product C = A B can be had in many ways. A and B may be stored as they are or 
 it calls IDEEP, FC, FCGradient and Conv lead to others yet: as a convolution with kernels of 1 x 1, a product has one
 operand for its image `[1, inner, 1, columns]`, laid out in blocks, and the other for its filters `[rows, inner, 1, 1]`.
 NNPACK, an engine of the CPU's convolution, takes both as they lie.
-All are tried, and the fastest are timed again in every round.
 
 An operand that a pass has in another layout than the fastest one counts as if it had it, and so does a result: there is
-no time here for transposing, nor for copying to oneDNN's memory and back, and the operands stay in the caches as far as
-they go.
+no time here for transposing, nor for copying to oneDNN's memory and back.
 """
 
-import functools
-from typing import Callable, Dict, List, NamedTuple, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 
 import numpy as np
 from caffe2.proto import caffe2_pb2
-from caffe2.python import core, workspace
+from caffe2.python import core
 
 from layers import TRAINING, Shape, drawn
-from measuring import Subject, measure
-from other_interpreter import clocked, first_line
+from timed_operators import FastestWays, Step, Task, Way, copied, has_onednn
 
 WORKSPACE = "benchmark_products"
-# After a first look: the second fastest may be the fastest yet.
-KEPT = 2
-# Seconds, of one layout and of all.
-LOOK_MINIMUM = 0.002
-LOOKS_ENOUGH = 0.1
 GATES = 4
 NNPACK = "NNPACK"
 
@@ -41,30 +32,6 @@ class Product(NamedTuple):
     rows: int
     inner: int
     columns: int
-
-
-class Step(NamedTuple):
-    """An operator over operands that are stored in some way; its first result is what counts."""
-
-    operator: str
-    operands: Tuple[str, ...]
-    results: Tuple[str, ...]
-    arguments: Dict[str, int]
-    device: int = caffe2_pb2.CPU
-    engine: str = ""
-
-
-class Layout(NamedTuple):
-    """One way to have a product: what is timed, and what makes its operands once before."""
-
-    name: str
-    timed: Step
-    prepared: Tuple[Step, ...] = ()
-
-    @property
-    def fed(self) -> List[str]:
-        """The operands that no step makes."""
-        return [operand for step in (*self.prepared, self.timed) for operand in step.operands if operand in STORED]
 
 
 # How operands may be stored; in 4: one matrix for each gate. FCGradient reads no more than the size of its weights.
@@ -109,7 +76,7 @@ def products(shape: Shape, pass_: str) -> List[Product]:
     return forward + (backward if pass_ == TRAINING else [])
 
 
-def layouts(product: Product) -> List[Layout]:
+def layouts(product: Product) -> List[Way]:
     found = [
         _plain("FC(A, B')", "FC", ("A", "B'", "bias")),
         _plain("FCTransposed(A, B)", "FCTransposed", ("A", "B", "bias")),
@@ -147,35 +114,15 @@ def layouts(product: Product) -> List[Layout]:
     return found
 
 
-def _plain(name: str, operator: str, operands: Tuple[str, ...], **arguments: int) -> Layout:
-    return Layout(name, Step(operator, operands, ("C",), arguments))
+def _plain(name: str, operator: str, operands: Tuple[str, ...], **arguments: int) -> Way:
+    return Way(name, Step(operator, operands, ("C",), arguments))
 
 
-def _by_nnpack(name: str, operands: Tuple[str, ...]) -> Layout:
-    return Layout(NNPACK + " " + name, Step("Conv", operands, ("C as image",), {"kernel": 1}, engine=NNPACK))
+def _by_nnpack(name: str, operands: Tuple[str, ...]) -> Way:
+    return Way(NNPACK + " " + name, Step("Conv", operands, ("C as image",), {"kernel": 1}, engine=NNPACK))
 
 
-# ------------------------------------------------------------------------------------------------------------- oneDNN
-
-
-@functools.lru_cache(maxsize=None)
-def has_onednn() -> bool:
-    """Whether this Caffe2 was built with oneDNN, and can run it here."""
-    if not getattr(workspace.C, "use_mkldnn", False):
-        return False
-    outer = workspace.CurrentWorkspace()
-    workspace.SwitchWorkspace(WORKSPACE, True)
-    try:
-        workspace.FeedBlob("trial", np.zeros(1, np.float32))
-        workspace.RunOperatorOnce(created(_copied("trial"), str))
-    except RuntimeError:
-        return False
-    finally:
-        workspace.SwitchWorkspace(outer)
-    return True
-
-
-def _layouts_of_onednn(product: Product) -> List[Layout]:
+def _layouts_of_onednn(product: Product) -> List[Way]:
     """As in training, where FC and Conv keep nothing of their weights from one run to the next."""
     return [
         _on_onednn("FC(A, B')", "FC", ("A", "B'", "bias"), training_mode=1),
@@ -188,15 +135,15 @@ def _layouts_of_onednn(product: Product) -> List[Layout]:
     ]
 
 
-def _on_onednn(name: str, operator: str, operands: Tuple[str, ...], **arguments: int) -> Layout:
+def _on_onednn(name: str, operator: str, operands: Tuple[str, ...], **arguments: int) -> Way:
     """Over operands as they are copied to oneDNN's memory."""
-    copies = tuple(_copied(operand) for operand in operands)
+    copies = tuple(copied(operand) for operand in operands)
     return _timed_on_onednn(name, operator, copies, copies, arguments)
 
 
-def _as_convolution(name: str, product: Product, image: str, filters: str) -> Layout:
+def _as_convolution(name: str, product: Product, image: str, filters: str) -> Way:
     """A convolution of each channel with a 1 leaves the image as it is, but in blocks."""
-    copies = tuple(_copied(operand) for operand in (image, "ones as filters", filters))
+    copies = tuple(copied(operand) for operand in (image, "ones as filters", filters))
     arguments = {"kernel": 1, "training_mode": 1}
     operands = copies[0].results + copies[1].results
     in_blocks = Step("Conv", operands, (image + " in blocks",), dict(arguments, group=product.inner), caffe2_pb2.IDEEP)
@@ -204,129 +151,33 @@ def _as_convolution(name: str, product: Product, image: str, filters: str) -> La
 
 
 def _timed_on_onednn(
-    name: str, operator: str, prepared: Tuple[Step, ...], operands: Tuple[Step, ...], arguments: Dict[str, int]
-) -> Layout:
+    name: str, operator: str, prepared: Tuple[Step, ...], operands: Tuple[Step, ...], arguments: Dict[str, Any]
+) -> Way:
     """Over the results of `operands`. C has a blob of its own: another layout's may be laid out in another way."""
     made = tuple(step.results[0] for step in operands)
     results = tuple(role + " of " + name for role in ("C", "gradient of the bias"))
     timed = Step(operator, made, results if operator == "FCGradient" else results[:1], arguments, caffe2_pb2.IDEEP)
-    return Layout("oneDNN " + name, timed, prepared)
+    return Way("oneDNN " + name, timed, prepared)
 
 
-def _copied(operand: str) -> Step:
-    return Step("CopyCPUToIDEEP", (operand,), (operand + " in oneDNN",), {}, caffe2_pb2.IDEEP)
-
-
-# ---------------------------------------------------------------------------------------------------------- operators
-
-
-def created(step: Step, blob: Callable[[str], str]) -> caffe2_pb2.OperatorDef:
-    """The operator of a step; `blob` is how what it reads and writes is called."""
-    operands, results = ([blob(name) for name in names] for names in (step.operands, step.results))
-    device = core.DeviceOption(step.device)
-    arguments = dict(step.arguments, engine=step.engine or None)
-    return core.CreateOperator(step.operator, operands, results, device_option=device, **arguments)
-
-
-# --------------------------------------------------------------------------------------------------------------- timing
+def _task(product: Product) -> Task:
+    a = drawn("a", (product.rows, product.inner), 1.0)
+    b = drawn("b", (product.inner, product.columns), 1.0)
+    return Task(product.name, product.times, layouts(product), lambda operand: STORED[operand](a, b))
 
 
 class Products:
-    """The products of a pass, in a workspace of their own until `close`; `run` is the sum of the fastest of each."""
+    """The products of a pass, until `close`; `run` is the sum of the fastest of each."""
 
     def __init__(self, shape: Shape, pass_: str) -> None:
-        self._outer = workspace.CurrentWorkspace()
-        self.seconds: Dict[str, Dict[str, List[float]]] = {}
-        self._nets: Dict[str, Dict[str, str]] = {}
-        try:
-            fastest = [(product, self._fastest(product)) for product in products(shape, pass_)]
-            for product, found in fastest:
-                self._nets[product.name], _ = self._created(product, found)
-                self.seconds[product.name] = {layout.name: [] for layout in found}
-        except BaseException:
-            self.close()
-            raise
-
-    def _fastest(self, product: Product) -> List[Layout]:
-        """The fastest layouts. What all of them need is much memory, and is gone afterwards."""
-        found = {layout.name: layout for layout in layouts(product)}
-        nets, failures = self._created(product, list(found.values()))
-        subjects = [Subject(name, clocked(self._runner(net))) for name, net in nets.items()]
-        measured = measure(subjects, 1, LOOKS_ENOUGH, LOOK_MINIMUM)
-        self.close()
-        if not measured.seconds:
-            failures.update(measured.failures)
-            raise RuntimeError("{}: {}".format(product.name, "; ".join(sorted(set(failures.values())))))
-        order = sorted(measured.seconds, key=lambda name: min(measured.seconds[name]))
-        return [found[name] for name in order[:KEPT]]
-
-    def _created(self, product: Product, wanted: List[Layout]) -> Tuple[Dict[str, str], Dict[str, str]]:
-        """The nets of layouts, and what went wrong with those that have none; by layout."""
-        self._feed(product, wanted)
-        nets, failures = {}, {}
-        for layout in wanted:
-            try:
-                nets[layout.name] = self._net(product, layout)
-            except Exception as error:
-                failures[layout.name] = first_line(error)
-        return nets, failures
-
-    def _feed(self, product: Product, wanted: List[Layout]) -> None:
-        a = drawn("a", (product.rows, product.inner), 1.0)
-        b = drawn("b", (product.inner, product.columns), 1.0)
-
-        def feed() -> None:
-            for operand in {operand for layout in wanted for operand in layout.fed}:
-                workspace.FeedBlob(_blob(product, operand), np.ascontiguousarray(STORED[operand](a, b)))
-
-        self._in_workspace(feed)
-
-    def _net(self, product: Product, layout: Layout) -> str:
-        def blob(name: str) -> str:
-            return _blob(product, name)
-
-        def prepare() -> None:
-            for step in layout.prepared:
-                workspace.RunOperatorOnce(created(step, blob))
-            workspace.CreateNet(net)
-
-        net = core.Net("products")
-        operator = created(layout.timed, blob)
-        net.AddExternalInput(*operator.input)
-        net.Proto().op.extend([operator] * product.times)
-        self._in_workspace(prepare)
-        return str(net.Name())
-
-    def _runner(self, net: str) -> Callable[[int], None]:
-        return lambda repeats: self._in_workspace(lambda: workspace.RunNet(net, repeats))
-
-    def _in_workspace(self, action: Callable[[], object]) -> None:
-        workspace.SwitchWorkspace(WORKSPACE, True)
-        try:
-            action()
-        finally:
-            workspace.SwitchWorkspace(self._outer)
+        self._ways = FastestWays(WORKSPACE, [_task(product) for product in products(shape, pass_)])
 
     def run(self, repeats: int) -> float:
-        total = 0.0
-        for product, nets in self._nets.items():
-            times = {layout: clocked(self._runner(net))(repeats) for layout, net in nets.items()}
-            for layout, seconds in times.items():
-                self.seconds[product][layout].append(seconds / repeats)
-            total += min(times.values())
-        return total
+        return sum(self._ways.time(repeats).values())
 
     def best(self) -> Dict[str, Tuple[str, float]]:
         """For each product its fastest layout, and the seconds of all its repetitions in a pass."""
-        found = {}
-        for product, layouts_ in self.seconds.items():
-            layout = min(layouts_, key=lambda name: min(layouts_[name]))
-            found[product] = (layout, min(layouts_[layout]))
-        return found
+        return self._ways.best()
 
     def close(self) -> None:
-        self._in_workspace(workspace.ResetWorkspace)
-
-
-def _blob(product: Product, operand: str) -> str:
-    return "{}: {}".format(product.name, operand)
+        self._ways.close()

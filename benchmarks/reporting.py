@@ -6,7 +6,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tu
 from caffe2_recurrent.mkl_dispatch import VARIABLE
 from layers import OPTIMISED, OURS, STOCK, TRAINING
 from measuring import exponent, faster, median_ratio
-from sections import PRODUCTS, TORCH, threads_text, with_recompute
+from sections import OPERATORS, PRODUCTS, TORCH, threads_text, with_recompute
 from targets import AIM, KEPT, MISSED, OF_PRODUCTS, OTHER_TORCH, RECOMPUTE, target, verdict
 
 NONE = "–"
@@ -29,7 +29,10 @@ class Times:
         self.rounds: Dict[str, List[float]] = chosen(record["seconds"])
         # Where it is not known, as if it were.
         self.is_rewritten = bool(record.get("rewritten", True))
-        self._products: Dict[str, Tuple[str, float]] = record.get("products", {})
+        self._limits: Dict[str, Dict[str, Tuple[str, float]]] = {
+            PRODUCTS: record.get("products", {}),
+            OPERATORS: record.get("operators", {}),
+        }
 
     @property
     def ours(self) -> Optional[str]:
@@ -37,9 +40,9 @@ class Times:
         return next((name for name in (OPTIMISED, OURS) if name in self.rounds), None)
 
     def best(self, name: str) -> Optional[float]:
-        if name == PRODUCTS and self._products:
-            # Of each product its best time: the rounds have sums.
-            return sum(seconds for _, seconds in self._products.values())
+        if self._limits.get(name):
+            # Of each product or operator its best time: the rounds have sums.
+            return sum(seconds for _, seconds in self._limits[name].values())
         return min(self.rounds[name]) if name in self.rounds else None
 
     def median(self, name: str) -> Optional[float]:
@@ -177,7 +180,9 @@ def _introduction(results: Results) -> str:
         "sequences, I numbers in an input element, D in a state. *Training* is forward and backward to all\n"
         "parameters and the input, for a constant gradient of the output; *forward* is a net without a backward\n"
         "step. Of Caffe2's nets the time is that with the RNN executor on or off, whichever is less. *Products\n"
-        "alone* is the sum of the pass's matrix products, each in its fastest layout: the limit."
+        "alone* is the sum of the pass's matrix products, each in its fastest layout: the limit. *Operators alone* is\n"
+        "what steps do beside them with the fewest of Caffe2's operators, each the fastest of its kind, without\n"
+        "links, copies and what takes gates apart: a rewritten net takes more than both together."
     )
 
 
@@ -226,6 +231,7 @@ def _times_part(section: Results, picture: Optional[str]) -> Iterator[str]:
     if lstm:
         yield from _targets_part(lstm, against)
         yield from _layouts_part(section["records"])
+        yield from _operators_part(section["records"])
         if picture:
             yield "![time over that of the products alone]({})".format(picture)
     rest = [times for times in all_times if times.cell != "LSTM"]
@@ -261,8 +267,8 @@ def is_slower(times: Times) -> bool:
 
 
 def _times_table(rows: Sequence[Times], against: Sequence[Rival]) -> str:
-    names = [rival.name for rival in against] + [OURS, OPTIMISED, PRODUCTS]
-    titles = [rival.title for rival in against] + [OURS, OPTIMISED, PRODUCTS]
+    names = [rival.name for rival in against] + [OURS, OPTIMISED, PRODUCTS, OPERATORS]
+    titles = [rival.title for rival in against] + [OURS, OPTIMISED, PRODUCTS, OPERATORS]
     columns = [(name, title) for name, title in zip(names, titles) if any(name in times.rounds for times in rows)]
     return table(
         ["T,N,I,D, pass", *(title for _, title in columns)],
@@ -324,8 +330,11 @@ def _targets_part(rows: Sequence[Times], against: Sequence[Rival]) -> Iterator[s
             "median",
             "ms too many",
             "ms beside products",
+            "ms to take",
+            "products and operators",
         ]
         yield table(header, [_missed_row(*row) for row in missed])
+        yield from _floor_text([row for row in missed if row[2].verdict == MISSED])
     yield from _aim_part(rows, against)
 
 
@@ -343,7 +352,35 @@ def _missed_row(times: Times, rival: Rival, best: Judgement, median: Judgement) 
         two_digits(median.ratio),
         milliseconds(max(0.0, spent * (1 - best.ratio / best.wanted))),
         milliseconds(None if limit is None else spent - limit),
+        milliseconds(_to_take(times, best)),
+        milliseconds(_floor(times)),
     ]
+
+
+def _to_take(times: Times, judgement: Judgement) -> float:
+    """The seconds that would do: by the target, or in proportion to the products alone."""
+    assert times.ours is not None
+    spent, limit = times.best(times.ours), times.best(PRODUCTS)
+    assert spent is not None
+    return max(spent * judgement.ratio / judgement.wanted, OF_PRODUCTS * (limit or 0.0))
+
+
+def _floor(times: Times) -> Optional[float]:
+    """The seconds that products and operators take without anything else."""
+    limits = [times.best(name) for name in (PRODUCTS, OPERATORS)]
+    return None if None in limits else sum(filter(None, limits))
+
+
+def _floor_text(missed: Sequence[Tuple[Times, Rival, Judgement, Judgement]]) -> Iterator[str]:
+    floors = [(_floor(times), _to_take(times, best)) for times, _, best, _ in missed]
+    known = [(floor, to_take) for floor, to_take in floors if floor is not None]
+    if known:
+        yield (
+            "*To take* is what the target asks for, or {} times the products alone, whichever is more. In {} of\n"
+            "the {} rows that are missed by best times that is less than products and operators alone take.".format(
+                OF_PRODUCTS, sum(floor > to_take for floor, to_take in known), len(known)
+            )
+        )
 
 
 def _aim_part(rows: Sequence[Times], against: Sequence[Rival]) -> Iterator[str]:
@@ -358,6 +395,23 @@ def _aim_part(rows: Sequence[Times], against: Sequence[Rival]) -> Iterator[str]:
             yield "The aim beyond that, {:.1f} or more against {}, is reached in {} of {} rows (best times).".format(
                 AIM, rival.title, reached, len(known)
             )
+
+
+def _operators_part(records: Sequence[Record]) -> Iterator[str]:
+    """What the operators alone are."""
+    found = [record for record in records if "operators" in record]
+    columns = _distinct(name for record in found for name in record["operators"])
+    if found:
+        yield "## Operators alone"
+        yield "The operators of all steps of a pass, each the fastest of its kind, and their milliseconds."
+        rows = []
+        for record in found:
+            row = [_label(Times(record)), str(record["threads"])]
+            for column in columns:
+                way, seconds = record["operators"].get(column, (None, None))
+                row.append(NONE if way is None else "{}: {}".format(way, milliseconds(seconds)))
+            rows.append(row)
+        yield table(["T,N,I,D, pass", "threads", *columns], rows)
 
 
 def _layouts_part(records: Sequence[Record]) -> Iterator[str]:

@@ -6,7 +6,7 @@ Times are seconds of one pass, one for each round; what failed stands under "fai
 import contextlib
 import functools
 import random
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -28,9 +28,11 @@ from layers import (
 from measuring import Measured, Subject, faster, measure, set_threads
 from other_interpreter import TorchLSTM, clocked, first_line
 from products import Products
+from step_operators import StepOperators
 
 TORCH = memory.TORCH
 PRODUCTS = "products alone"
+OPERATORS = "operators alone"
 EXECUTOR = {False: "executor off", True: "executor on"}
 ONLY = ""  # the variant of what has no variants
 
@@ -47,6 +49,7 @@ KEPT_STEPS = 4
 
 Record = Dict[str, Any]
 Say = Callable[[str], None]
+Limit = Union[Products, StepOperators]
 
 
 class Plan(NamedTuple):
@@ -163,18 +166,19 @@ def _times(
     plan: Plan, cell: str, shape: Shape, pass_: str, threads: int, interpreters: Sequence[Interpreter], say: Say
 ) -> Record:
     record: Record = {"cell": cell, "shape": str(shape), "pass": pass_, "threads": threads}
-    products: List[Products] = []
+    limits: Dict[str, Limit] = {}
 
     def enter(contest: Contest, is_first: bool) -> None:
         for maker in makers():
             contest.enter_layer(maker, cell, maker, shape, pass_)
         if cell == "LSTM" and is_first:
-            _enter_others(contest, products, shape, pass_, interpreters)
+            _enter_others(contest, limits, shape, pass_, interpreters)
 
     timed = _timed(plan, threads, enter)
     record.update(seconds=timed.seconds, failures=timed.failures)
-    if PRODUCTS in timed.seconds:
-        record["products"] = {name: list(found) for name, found in products[0].best().items()}
+    for limit, field in ((PRODUCTS, "products"), (OPERATORS, "operators")):
+        if limit in timed.seconds:
+            record[field] = {name: list(found) for name, found in limits[limit].best().items()}
     say(_summary(record))
     return record
 
@@ -212,7 +216,7 @@ def rounds_of_executors(threads: int) -> List[Tuple[bool, ...]]:
 
 
 def _enter_others(
-    contest: Contest, products: List[Products], shape: Shape, pass_: str, interpreters: Sequence[Interpreter]
+    contest: Contest, limits: Dict[str, Limit], shape: Shape, pass_: str, interpreters: Sequence[Interpreter]
 ) -> None:
     contest.enter(TORCH, ONLY, lambda _: _torch(shape, pass_))
     for interpreter in interpreters:
@@ -223,7 +227,8 @@ def _enter_others(
                 functools.partial(_prepared, interpreter, shape, pass_, contest.threads),
                 own_clock=True,
             )
-    contest.enter(PRODUCTS, ONLY, lambda stack: _products(stack, products, shape, pass_), own_clock=True)
+    for name, make in ((PRODUCTS, Products), (OPERATORS, StepOperators)):
+        contest.enter(name, ONLY, functools.partial(_limit, limits, name, make, shape, pass_), own_clock=True)
 
 
 def _torch(shape: Shape, pass_: str) -> Any:
@@ -248,10 +253,17 @@ def _prepared(interpreter: Interpreter, shape: Shape, pass_: str, threads: int, 
     return interpreter
 
 
-def _products(stack: contextlib.ExitStack, made: List[Products], shape: Shape, pass_: str) -> Products:
-    made.append(Products(shape, pass_))
-    stack.callback(made[0].close)
-    return made[0]
+def _limit(
+    limits: Dict[str, Limit],
+    name: str,
+    make: Callable[[Shape, str], Limit],
+    shape: Shape,
+    pass_: str,
+    stack: contextlib.ExitStack,
+) -> Limit:
+    limits[name] = make(shape, pass_)
+    stack.callback(limits[name].close)
+    return limits[name]
 
 
 def growth(plan: Plan, say: Say) -> List[Record]:
