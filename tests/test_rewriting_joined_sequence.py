@@ -612,11 +612,13 @@ def test_which_way_takes_how_long(monkeypatch):
 
 def form_of(size, is_joined):
     """What is tried: the types of what is done once, and in a step; what that gives."""
-    step, shapes, once, _ = joined_sequence._subject(size, is_joined)
+    subject = joined_sequence._subject(size, is_joined)
+    step, shapes, once = subject.step, subject.shapes, subject.once
     random = np.random.RandomState(3)
     own = ["x", "v", "c", "h", "w"]
     values = {blob: random.uniform(-1, 1, shapes[blob]).astype(np.float32) for blob in own}
     (slice_,) = set(shapes) - set(own)
+    assert subject.slices == (slice_,) and subject.steps == size.steps
     values[slice_] = (values["x"] if is_joined else result(once, values, "sequence"))[:1]
     assert values[slice_].shape == shapes[slice_]
     types = [[operator.type for operator in operators] for operators in (once, step)]

@@ -75,6 +75,57 @@ def test_the_size_of_a_subject():
     assert Subject([], {}).size == 0
 
 
+# Of 32 KiB each.
+SLICED = {"a": (1, 32, 256), "b": (3,)}
+
+
+@pytest.mark.parametrize(
+    "slices, steps, turns",
+    [
+        ((), 50, 1),
+        (("b",), 50, 1),
+        (("a",), 1, 1),
+        (("a",), 3, 3),
+        (("a",), 500, subjects.MOST_TURNS),
+        (("a", "b"), 5, 5),
+    ],
+)
+def test_slices_come_from_as_far_as_in_a_loop(slices, steps, turns):
+    subject = Subject([core.CreateOperator("Add", ["a", "b"], ["y"])], SLICED, slices=slices, steps=steps)
+    assert subject.turns == turns
+    reads = [tuple(operator.input) for operator in subject.operators]
+    assert reads == [
+        tuple("{}_{}".format(blob, turn) if turn and blob in slices else blob for blob in "ab") for turn in range(turns)
+    ]
+    assert set(subject.inputs) == {blob for read in reads for blob in read}
+    assert subject.size == 4 * sum(np.prod(SLICED[name[0]]) for name in subject.inputs)
+
+
+def test_large_slices_are_few():
+    assert Subject([], {"a": (1, 512, 2048)}, slices=("a",), steps=50).turns == 1
+    assert Subject([], {"a": (1, 128, 2048)}, slices=("a",), steps=50).turns == 4
+
+
+def test_the_time_of_a_step_is_that_of_one_of_several(monkeypatch):
+    """And what is of interest is that of one, too."""
+    asked = []
+
+    def timed(net, of_interest, is_new, runs):
+        asked.append(of_interest)
+        return 6.0
+
+    monkeypatch.setattr(subjects, "_timed", timed)
+    subject = Subject([core.CreateOperator("Copy", ["a"], ["y"])], SLICED, slices=("a",), steps=3)
+    with leaving_no_trace(), prepared(subject) as timer:
+        assert timer(5.0) == Seconds(0.0, 2.0)
+    assert asked == [15.0]
+
+
+def test_steps_with_slices_of_their_own_run(own):
+    found = seconds(Subject([core.CreateOperator("Add", ["a", "a"], ["y"])], SLICED, slices=("a",), steps=3))
+    assert found.step > 0
+
+
 NONSENSE = caffe2_pb2.OperatorDef(type="Nonsense")
 CANNOT_RUN = {
     "unknown": ([NONSENSE], (), "Cannot create operator of type 'Nonsense'"),

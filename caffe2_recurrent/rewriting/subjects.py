@@ -3,12 +3,13 @@
 import contextlib
 import math
 import time
-from typing import Callable, Iterator, Mapping, NamedTuple, Sequence, Set
+from typing import Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Sequence, Set, Tuple
 
 import numpy as np
 from caffe2.proto import caffe2_pb2
 from caffe2.python import workspace
 
+from caffe2_recurrent.operators import copied
 from caffe2_recurrent.rewriting.emit import ATEN
 from caffe2_recurrent.scratch_workspace import inside, scratch_workspace
 from caffe2_recurrent.sizes import Shape
@@ -36,6 +37,11 @@ FASTER = 1.02
 # So many new pages are none.
 FEW_PAGES = 8
 FLOAT = 4  # bytes
+# Bytes of slices that do not fit into a core's own cache; those of one step below which it does not matter where they
+# come from; and steps that are as good as all.
+FAR = 1 << 22
+LEAST_SLICE = 1 << 15
+MOST_TURNS = 32
 
 Operators = Sequence[caffe2_pb2.OperatorDef]
 
@@ -55,18 +61,51 @@ class Subject(NamedTuple):
     """The operators of a `step`, and those that have to run `once` before; `shapes` are those of the inputs.
 
     `wakes_threads`: what it takes depends on how soon the system lets another thread go on, so that what counts is not
-    its best time but the usual one.
+    its best time but the usual one. `slices` are inputs of the step that are others in each of `steps` steps.
     """
 
     step: Operators
     shapes: Mapping[str, Shape]
     once: Operators = ()
     wakes_threads: bool = False
+    slices: Tuple[str, ...] = ()
+    steps: int = 1
 
     @property
     def size(self) -> int:
         """Bytes of the inputs."""
-        return FLOAT * sum(int(np.prod(shape)) for shape in self.shapes.values())
+        return _bytes(self.inputs.values())
+
+    @property
+    def turns(self) -> int:
+        """How many steps are timed one behind the other, so that each finds its slices as far away as in a loop."""
+        each = _bytes(self.shapes[blob] for blob in self.slices)
+        return 1 if each < LEAST_SLICE else min(self.steps, MOST_TURNS, math.ceil(FAR / each))
+
+    @property
+    def inputs(self) -> Dict[str, Shape]:
+        """The shapes of all inputs, with the slices of each of those steps."""
+        own = {name: self.shapes[blob] for turn in range(self.turns) for blob, name in self._names(turn).items()}
+        return {**self.shapes, **own}
+
+    @property
+    def operators(self) -> List[caffe2_pb2.OperatorDef]:
+        """Those of all these steps."""
+        found = []
+        for turn in range(self.turns):
+            names = self._names(turn)
+            for operator in map(copied, self.step):
+                operator.input[:] = [names.get(blob, blob) for blob in operator.input]
+                found.append(operator)
+        return found
+
+    def _names(self, turn: int) -> Dict[str, str]:
+        """How the slices are called in that step."""
+        return {blob: "{}_{}".format(blob, turn) if turn else blob for blob in self.slices}
+
+
+def _bytes(shapes: Iterable[Shape]) -> int:
+    return FLOAT * sum(int(np.prod(shape)) for shape in shapes)
 
 
 @contextlib.contextmanager
@@ -81,17 +120,17 @@ def prepared(subject: Subject) -> Iterator[Callable[[float], Seconds]]:
     with _own_workspace() as name:
         with inside(name):
             random = np.random.default_rng(0)
-            for blob, shape in subject.shapes.items():
+            for blob, shape in subject.inputs.items():
                 workspace.FeedBlob(blob, 2 * random.random(shape, dtype=np.float32) - 1)
             once = _create("trial_once", subject.once)
             # What it makes has to be there before a net that reads it can be created.
             workspace.RunNet(once)
-            step = _create("trial_step", subject.step)
+            step = _create("trial_step", subject.operators)
             for net, operators in ((once, subject.once), (step, subject.step)):
                 if any(operator.type == ATEN for operator in operators):
                     _settle(net)
 
-        is_new = True
+        is_new, turns = True, subject.turns
 
         def seconds(of_interest: float) -> Seconds:
             nonlocal is_new
@@ -99,7 +138,7 @@ def prepared(subject: Subject) -> Iterator[Callable[[float], Seconds]]:
             with inside(name):
                 return Seconds(
                     _timed(once, math.inf, was_new, _best) if subject.once else 0.0,
-                    _timed(step, of_interest, was_new, _usual if subject.wakes_threads else _best),
+                    _timed(step, turns * of_interest, was_new, _usual if subject.wakes_threads else _best) / turns,
                 )
 
         yield seconds

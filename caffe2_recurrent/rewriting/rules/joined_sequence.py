@@ -238,4 +238,5 @@ def subject_of(loop: Loop, shapes: Dict[str, Shape]) -> Subject:
     slices = {link.inner: (1, *shapes[link.outer][1:]) for link in loop.links}
     # The sequence itself, large as it is, is made before the loop, if at all.
     given = {blob: shape for blob, shape in shapes.items() if blob != "sequence"}
-    return Subject(loop.operators, {**given, **slices}, loop.before)
+    steps, *_ = shapes[loop.inputs[0]]
+    return Subject(loop.operators, {**given, **slices}, loop.before, slices=tuple(slices), steps=steps)
