@@ -131,7 +131,8 @@ class Loop:
     a sequence of the loop or continue from its gradient, each in a list of what takes its place; `sources` are, by the
     sequence, those of them that make one for this loop alone and may as well run right in front of it, `sinks` the
     positions of those that continue from the gradient just as the loop leaves it. `laying_out` are those that an
-    earlier rewriting put there to lay out weights for oneDNN. `busy` are the outer blobs that other operators in front
+    earlier rewriting put there to lay out weights for oneDNN. `has_company`: the net may run another loop at the same
+    time. `busy` are the outer blobs that other operators in front
     of the gradient operator read or write, `read_outside` those that something else than the loop may read. `buffers`
     are states that no step reads: they hold a blob of all steps, for operators after the loop. `of_shape` are outer
     blobs for which only the shape of a sequence counts. `shared` are the blobs that steps share, `shared_before` those
@@ -170,6 +171,7 @@ class Loop:
     linked_before: FrozenSet[str] = frozenset()
     unrolled: Optional[Unrolled] = None
     rules: FrozenSet[str] = frozenset()
+    has_company: bool = False
 
     @property
     def steps(self) -> List[List[caffe2_pb2.OperatorDef]]:

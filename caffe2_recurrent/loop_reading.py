@@ -14,6 +14,9 @@ from caffe2_recurrent.operator_arguments import net as net_argument
 from caffe2_recurrent.operators import copied
 from caffe2_recurrent.wiring import Alias, Link
 
+# Types of nets that run one operator after the other.
+ONE_BY_ONE = ("", "simple", "simple_refcount")
+
 
 def read_loops(net: caffe2_pb2.NetDef) -> Dict[int, Loop]:
     """The loops of a net by the position of their forward operator."""
@@ -24,6 +27,8 @@ def read_loops(net: caffe2_pb2.NetDef) -> Dict[int, Loop]:
         for position, operator in enumerate(net.op)
         if operator.type == OPERATOR
     }
+    for loop in loops.values():
+        loop.has_company = net.type not in ONE_BY_ONE and len(loops) > 1
     add_neighbours(net, loops)
     return loops
 

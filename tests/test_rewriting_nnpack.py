@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 from caffe2.python import workspace
+from caffe2.python.model_helper import ModelHelper
 
 import rewriting_support as support
-from caffe2_recurrent import optimize, prediction_net, retrieve_step_blobs
+from caffe2_recurrent import LSTM, optimize, prediction_net, retrieve_step_blobs
 from caffe2_recurrent.operators import is_on_onednn
 from caffe2_recurrent.rewriting import nnpack, onednn, product_ways, separate_rows, step_products, subjects, trial
+from caffe2_recurrent.rewriting.engine_blobs import CONVOLUTION_BUFFERS
 from caffe2_recurrent.rewriting.product import Product
 from caffe2_recurrent.rewriting.product_ways import NNPACK
 from caffe2_recurrent.rewriting.subjects import Seconds
@@ -120,28 +122,97 @@ def test_rows_stay_apart(size, parts):
 # Nets.
 
 
-def test_what_steps_keep_can_be_looked_at(by_nnpack):
-    """Of the blobs that convolutions share no step has its own."""
-    model, blobs = support.lstm()
-    optimised(PRODUCTS)(model)
+@pytest.mark.parametrize("gradients", [True, False])
+def test_what_steps_keep_can_be_looked_at(by_nnpack, gradients):
+    """Of the blobs that convolutions share no step has its own, and other loops have others."""
+    model, blobs = support.lstm(gradients=gradients)
+    optimised(PRODUCTS if gradients else [RULE])(model)
     support.run(model, blobs)
     kept = list(map(bytes.decode, retrieve_step_blobs(model.net, "kept")))
-    assert kept and not any("CONV_BUFFER" in name for name in kept)
+    assert kept and not any("CONV_BUFFER" in name for name in [*kept, *workspace.Blobs()])
 
 
 def test_a_step_with_a_buffer_of_its_own_is_seen(by_nnpack, monkeypatch):
-    monkeypatch.setattr(nnpack, "_buffer", lambda loop: loop.inputs[0])
+    monkeypatch.setattr(nnpack, "CONVOLUTION_BUFFERS", ())
     with pytest.raises(ValueError, match="the engine cannot copy what the steps of loop 'layer/hidden_t_all' keep"):
-        test_what_steps_keep_can_be_looked_at(None)
+        test_what_steps_keep_can_be_looked_at(None, True)
+
+
+@pytest.mark.usefixtures("backward_loops")
+def test_a_backward_loop_has_its_buffer_too(by_nnpack):
+    model, blobs = support.lstm()
+    expected = support.run(model, blobs)
+    workspace.ResetWorkspace()
+    model, blobs = support.lstm()
+    optimised([*PRODUCTS, "backward_loop"])(model)
+    support.assert_same(support.run(model, blobs), expected)
+    loops = [operator for operator in model.net.Proto().op if operator.type == "RecurrentNetwork"]
+    assert len(loops) == 2 and all(convolving(support.argument(loop, "step_net").n.op) for loop in loops)
+    for loop in loops:
+        shared = list(map(bytes.decode, support.argument(loop, "recompute_blobs_on_backward").strings))
+        assert [shared.count(blob) for blob in CONVOLUTION_BUFFERS] == [1, 1]
+
+
+def two_lstms(kind="async_scheduling"):
+    """A model of two that nothing makes wait for each other, and what it gives."""
+    model, outputs = ModelHelper("two"), []
+    for scope in ("one", "other"):
+        hidden, *_ = LSTM(model, "x", None, ("h0", "c0"), support.DIM_IN, support.D, scope)
+        outputs.append(str(hidden))
+    of_output = model.net.AddExternalInput("dh")
+    gradients = model.AddGradientOperators(dict.fromkeys(outputs, of_output))
+    support.feed()
+    workspace.RunNetOnce(model.param_init_net)
+    model.net.Proto().type, model.net.Proto().num_workers = kind, 2
+    return model, [*outputs, *(str(gradients[blob]) for blob in map(str, model.params))]
+
+
+def test_loops_that_run_at_once(by_nnpack):
+    """Each has memory of its own for its convolutions: what others share is locked, and made anew with its lock."""
+    model, blobs = two_lstms()
+    parameters = {blob: workspace.FetchBlob(blob) for blob in map(str, model.params)}
+    expected = support.run(model, blobs)
+    for _ in range(5):
+        workspace.ResetWorkspace()
+        model, blobs = two_lstms()
+        for blob, value in parameters.items():
+            workspace.FeedBlob(blob, value)
+        optimised(PRODUCTS)(model)
+        support.assert_same(support.run(model, blobs), expected)
+        assert not any("CONV_BUFFER" in blob for blob in workspace.Blobs())
+
+
+@pytest.mark.usefixtures("unrolled_steps")
+@pytest.mark.parametrize("kind", ["", "simple", "async_scheduling", "dag"])
+@pytest.mark.parametrize("loops", [1, 2])
+def test_steps_are_written_out_where_no_other_loop_may_run(kind, loops, by_nnpack):
+    model, _ = two_lstms(kind)
+    if loops == 1:
+        model, _ = support.lstm()
+        model.net.Proto().type = kind
+    report = optimize(model, [*PRODUCTS, "unrolled_steps"], even_if_slower=True)
+    is_alone = loops == 1 or kind in ("", "simple")
+    assert report.counts["unrolled_steps"] == (loops if is_alone else 0)
+    reasons = [refusal.reason for refusal in report.refusals if refusal.rule == "unrolled_steps"]
+    expected = (
+        "another loop may run at the same time, and products by NNPACK have no memory of their own outside a loop"
+    )
+    assert reasons == ([] if is_alone else [expected] * loops)
+
+
+@pytest.mark.usefixtures("unrolled_steps")
+def test_other_products_are_written_out_beside_another_loop():
+    model, _ = two_lstms()
+    assert optimize(model, ["parameter_gradients", "unrolled_steps"], even_if_slower=True).counts["unrolled_steps"] == 2
 
 
 def test_a_net_that_predicts(by_nnpack):
-    """Cut out of an optimised net, it has the convolution in front of the loop."""
+    """Cut out of an optimised net, it has its convolution."""
     model, blobs = support.lstm(gradients=False)
     expected = support.run(model, blobs)
     optimised([RULE])(model)
     net, parameters = prediction_net(model, ["x", "h0", "c0"], blobs)
-    assert len(convolving(net.Proto().op)) == 1
+    assert len(convolving(support.step(net).op)) == 1
     given = {blob: workspace.FetchBlob(blob) for blob in ["x", "h0", "c0", *parameters]}
     workspace.ResetWorkspace()
     for blob, value in given.items():

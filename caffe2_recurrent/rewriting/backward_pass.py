@@ -20,7 +20,7 @@ from caffe2_recurrent.operator_arguments import integers, string, strings
 from caffe2_recurrent.operators import copied, gradient_name, new_operator
 from caffe2_recurrent.rewriting import dataflow
 from caffe2_recurrent.rewriting.emit import ATEN, aten_is_missing
-from caffe2_recurrent.rewriting.memory_names import ENGINES
+from caffe2_recurrent.rewriting.engine_blobs import is_of_engine
 from caffe2_recurrent.wiring import STEP_WORKSPACES, Alias, Link
 
 LINK = "rnn_internal_apply_link"
@@ -169,7 +169,7 @@ def _shared(loop: Loop) -> List[str]:
     assert loop.gradient is not None
     written = dict.fromkeys(blob for operator in loop.gradient.operators for blob in operator.output)
     linked = {link.inner for link in loop.all_links}
-    return [blob for blob in written if blob not in linked] + [blob for blob in loop.shared if ENGINES in blob]
+    return [blob for blob in written if blob not in linked] + list(filter(is_of_engine, loop.shared))
 
 
 def _step(loop: Loop, shown: List[Link], added: Dict[str, Link]) -> List[caffe2_pb2.OperatorDef]:

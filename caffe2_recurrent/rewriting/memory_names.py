@@ -13,22 +13,21 @@ from typing import Dict, List, Sequence
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.rewriting.columns import is_view
-from caffe2_recurrent.rewriting.onednn import ON_CPU
+from caffe2_recurrent.rewriting.engine_blobs import is_of_engine, renamed
 from caffe2_recurrent.wiring import Link
 
 SHARED, KEPT, LINKED, VIEW = "_shared", "_kept", "_linked", "_view"
-ENGINES = ON_CPU.format("", "")
 
 
 def set_apart(loop: Loop) -> None:
     """Rename what is of another kind than when the loop was read, or may be in another net, in both steps."""
     written = {blob for operators in loop.steps for operator in operators for blob in operator.output}
     shared = [blob for blob in loop.shared if blob in written]
-    of_engine = [blob for blob in loop.shared if ENGINES in blob and blob not in written]
+    of_engine = [blob for blob in loop.shared if is_of_engine(blob) and blob not in written]
     endings = _endings(loop, shared)
     names = {blob: loop.names.new(blob + end) for blob, end in endings.items() if not blob.endswith(end)}
     # What nothing writes any more is left out.
-    loop.shared[:] = [names.get(blob, blob) for blob in shared] + [_of_engine(blob, names) for blob in of_engine]
+    loop.shared[:] = [names.get(blob, blob) for blob in shared] + [renamed(blob, names) for blob in of_engine]
     loop.links[:] = _renamed(loop.links, names)
     nets = [loop.net]
     if loop.gradient is not None:
@@ -56,12 +55,6 @@ def _endings(loop: Loop, shared: Sequence[str]) -> Dict[str, str]:
     endings.update(dict.fromkeys(linked & computed - loop.linked_before, LINKED))
     endings.update(dict.fromkeys(views, VIEW))
     return endings
-
-
-def _of_engine(blob: str, names: Dict[str, str]) -> str:
-    """A blob that the engine names after one that has another name now."""
-    named_after, mark, kind = blob.partition(ENGINES)
-    return names.get(named_after, named_after) + mark + kind
 
 
 def _renamed(links: List[Link], names: Dict[str, str]) -> List[Link]:

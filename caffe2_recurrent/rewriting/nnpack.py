@@ -22,6 +22,7 @@ from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operators import new_operator
 from caffe2_recurrent.rewriting.convolved import add_bias, like_filters, result_of_convolution
 from caffe2_recurrent.rewriting.emit import Emitter
+from caffe2_recurrent.rewriting.engine_blobs import CONVOLUTION_BUFFERS
 from caffe2_recurrent.rewriting.product import LAST_TWO, Product
 from caffe2_recurrent.rewriting.rows import FEATURES
 from caffe2_recurrent.scratch_workspace import scratch_workspace
@@ -51,29 +52,27 @@ def is_missing() -> bool:
         return bool((workspace.FetchBlob("result") != np.full((2, 3, 1, 5), 4.0)).any())
 
 
+def is_by_nnpack(operator: caffe2_pb2.OperatorDef) -> bool:
+    return operator.type == "Conv" and operator.engine == ENGINE
+
+
 def emit(emitter: Emitter, loop: Loop, product: Product) -> None:
-    """The operators of the step in place of the product, and those before the loop that shape its weights."""
+    """The operators of the step in place of the product, and those before the loop that shape its weights.
+
+    What convolutions need for themselves the steps share. Otherwise there would be one for each step, with a lock that
+    the engine cannot show (`retrieve_step_blobs`); in the outer net it would be one for all loops, which wait for each
+    other where a net runs them at once.
+    """
     image, like = _image(loop, product), like_filters(loop, product)
-    for outer in (image, like, _buffer(loop)):
+    for outer in (image, like):
         loop.add_reference(outer)
+    emitter.made += CONVOLUTION_BUFFERS
     filters = emitter.new("ResizeLike", [product.input, like], "filters")
     result = result_of_convolution(emitter, loop, product)
     emitter.add("Conv", [image, filters], result, kernel=1)
     _by_nnpack(emitter.operators[-1])
     emitter.add("Squeeze", [result], result, dims=[FEATURES])
     add_bias(emitter, product, result)
-
-
-def _buffer(loop: Loop) -> str:
-    """The result of a convolution in front of the loop.
-
-    What convolutions need for themselves they share in the workspace in which the first of them is made. In that of a
-    step there would be one for each step, and a mutex, which the engine cannot show (`retrieve_step_blobs`).
-    """
-    one = loop.add_before("ConstantFill", [], "nnpack_one", shape=[1, 1, 1, 1], value=1.0)
-    made = loop.add_before("Conv", [one, one], "nnpack_buffer", kernel=1)
-    _by_nnpack(next(operator for operator in loop.before if made in operator.output))
-    return made
 
 
 def _by_nnpack(operator: caffe2_pb2.OperatorDef) -> caffe2_pb2.OperatorDef:

@@ -23,6 +23,7 @@ from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operators import new_operator
 from caffe2_recurrent.rewriting.convolved import add_bias, like_filters, result_of_convolution
 from caffe2_recurrent.rewriting.emit import Emitter
+from caffe2_recurrent.rewriting.engine_blobs import ON_CPU
 from caffe2_recurrent.rewriting.product import LAST_TWO, Product
 from caffe2_recurrent.rewriting.rows import FEATURES
 from caffe2_recurrent.scratch_workspace import scratch_workspace
@@ -32,8 +33,6 @@ WAYS = (INNER_PRODUCT, CONVOLUTION)
 TO, FROM = "CopyCPUToIDEEP", "CopyIDEEPToCPU"
 FREE = "Free"
 WORKSPACE = "caffe2_recurrent_onednn"
-# An operator of the CPU that runs on this device has its result in a blob of this name too, and oneDNN sees it there.
-ON_CPU = "{}_cpu_output_blob_{}"
 
 
 @functools.lru_cache(maxsize=None)

@@ -91,7 +91,8 @@ class PackedProducts(Rule):
         step_products.drop_transposed(loop, operator.input[1])
         # The steps share what is made on the way, like oneDNN's tensors; backward steps do with what they write.
         written = {blob for made in emitter.operators for blob in made.output}
-        loop.shared += [blob for blob in emitter.made if operators is loop.operators or blob not in written]
+        shared = [blob for blob in emitter.made if operators is loop.operators or blob not in written]
+        loop.shared += [blob for blob in shared if blob not in loop.shared]
         if product_ways.is_by_onednn(way):
             # Its threads bring threads of OpenMP, and so of oneDNN, of their own.
             switch_executor_off(loop)

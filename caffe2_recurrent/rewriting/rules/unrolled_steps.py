@@ -10,6 +10,7 @@ from caffe2_recurrent.operator_arguments import strings
 from caffe2_recurrent.operators import SHOWING, is_on_onednn
 from caffe2_recurrent.rewriting import loop_trial, overlap, row_biases, step_shapes, unrolled
 from caffe2_recurrent.rewriting.backward_pass import state_gradients
+from caffe2_recurrent.rewriting.nnpack import is_by_nnpack
 from caffe2_recurrent.rewriting.rows import DIMENSIONS
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.sizes import Sizes
@@ -53,6 +54,7 @@ class UnrolledSteps(Rule):
             return "the RNN executor has a number of threads, and steps in a row do without it"
         return (
             overlap.why_executor_pays(loop)
+            or _why_not_in_company(loop)
             or _why_not_backward(loop)
             or _why_not_forward(loop)
             or _why_not_states(loop, sizes)
@@ -96,6 +98,16 @@ def _is_as_large(loop: Loop, blob: str, axis: int, size: int, name: str) -> str:
         "ConstantFill", [], "unrolled_for", shape=[1], value=size, dtype=caffe2_pb2.TensorProto.INT64
     )
     return loop.add_before("EQ", [found, wanted], name)
+
+
+def _why_not_in_company(loop: Loop) -> Optional[str]:
+    """Whoever makes a convolution makes anew the lock that it finds, and a convolution under way loses it."""
+    by_nnpack = any(is_by_nnpack(operator) for operators in loop.steps for operator in operators)
+    if loop.has_company and by_nnpack:
+        return (
+            "another loop may run at the same time, and products by NNPACK have no memory of their own outside a loop"
+        )
+    return None
 
 
 def _why_not_forward(loop: Loop) -> Optional[str]:
