@@ -74,6 +74,7 @@ def has_onednn() -> bool:
     except RuntimeError:
         return False
     finally:
+        workspace.ResetWorkspace()
         workspace.SwitchWorkspace(outer)
     return True
 
