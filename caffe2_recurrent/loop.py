@@ -132,12 +132,12 @@ class Loop:
     sequence, those of them that make one for this loop alone and may as well run right in front of it, `sinks` the
     positions of those that continue from the gradient just as the loop leaves it. `laying_out` are those that an
     earlier rewriting put there to lay out weights for oneDNN. `has_company`: the net may run another loop at the same
-    time. `busy` are the outer blobs that other operators in front
-    of the gradient operator read or write, `read_outside` those that something else than the loop may read. `buffers`
-    are states that no step reads: they hold a blob of all steps, for operators after the loop. `of_shape` are outer
-    blobs for which only the shape of a sequence counts. `shared` are the blobs that steps share, `shared_before` those
-    that they shared before anything was rewritten, `linked_before` those that were linked then. With `unrolled` its
-    steps are to be written out. `rules` are the names of those that are to be applied to it.
+    time. `busy` are the outer blobs that other operators in front of the gradient operator read or write,
+    `read_outside` those that something else than the loop may read. `buffers` are states that no step reads: they hold
+    a blob of all steps, for operators after the loop. `of_shape` are outer blobs for which only the shape of a sequence
+    counts. `shared` are the blobs that steps share, `shared_before` those that they shared before anything was
+    rewritten, `linked_before` those that were linked then. With `unrolled` its steps are to be written out. `rules` are
+    the names of those that are to be applied to it.
     """
 
     name: str
