@@ -1,9 +1,9 @@
 """What the steps of an LSTM's pass do beside the products, with the fewest of Caffe2's operators: the other limit.
 
-Each is timed by itself, the fastest one that there is of its kind. A rewritten net takes more than all of them and the
-products alone together: a step also has links, and mostly copies, and takes its gates apart. What may come with a
-product, its bias, the slice of a sequence and the gradient of the output, is not counted, nor is what a forward step
-computes for the backward step.
+Each is timed by itself, the fastest one that there is of its kind. A net that runs one operator after the other takes
+more than all of them and the products alone together: a step also has links, and mostly copies, and takes its gates
+apart. What may come with a product, its bias, the slice of a sequence and the gradient of the output, is not counted,
+nor is what a forward step computes for the backward step.
 
     forward     s = sigmoid(gates), of all four at once     c = f c' + i g     h = o tanh(c)
     backward    dc = dc' + dh k     dgates = [dc, dc, dh, dc] times factors, all four at once     dc' = dc f

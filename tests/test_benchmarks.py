@@ -283,8 +283,7 @@ def test_the_document_has_times_ratios_and_targets():
     best = "| 50,32,128,256, training | 2.00 of 2.0: met | 1.20 of 1.5: not met | 0.80 of 1.0: not met | 2.00 |"
     assert best in lines
     assert "limit). Of 3, 1 are met by best times and 1 by medians; not these:" in lines
-    # 50 ms to 60 / 1.5 and to 40 / 1.0
-    # and to 60 / 1.5, which is more than 1.3 times 25
+    # 50 ms to 60 / 1.5 and to 40 / 1.0, both more than 1.3 times 25
     torch_row = "| 50,32,128,256, training | 1 | torch.nn.LSTM 1.10.2 | 1.5 | 1.20 | 1.33 | 10.0 | 25.0 | 40.0 | – |"
     assert torch_row in lines
     assert "| 50,32,128,256, training | 1 | new (torch 2.13.0) | 1.0 | 0.80 | 0.98 | 10.0 | 25.0 | 40.0 | – |" in lines
@@ -743,6 +742,14 @@ def test_a_layout_that_cannot_be_prepared_is_no_candidate(monkeypatch):
         assert {layout for layout, _ in subject.best().values()} == {"FC(A, B')"}
     finally:
         subject.close()
+
+
+def test_a_product_that_cannot_be_had_is_an_error(monkeypatch):
+    nonsense = timed_operators.Way("bad", timed_operators.Step("NoSuchOperator", ("A",), ("C",)))
+    monkeypatch.setattr(products, "layouts", lambda product: [nonsense])
+    with pytest.raises(RuntimeError, match="^input: .*Cannot create operator of type 'NoSuchOperator'"):
+        products.Products(SMALL, FORWARD)
+    assert workspace.CurrentWorkspace() == "default"
 
 
 def test_the_products_of_a_pass_are_counted():
