@@ -182,7 +182,7 @@ def _introduction(results: Results) -> str:
         "step. Of Caffe2's nets the time is that with the RNN executor on or off, whichever is less. *Products\n"
         "alone* is the sum of the pass's matrix products, each in its fastest layout: the limit. *Operators alone* is\n"
         "what steps do beside them with the fewest of Caffe2's operators, each the fastest of its kind, without\n"
-        "links, copies and what takes gates apart: a net that runs one after the other takes more than both together."
+        "links, copies and what takes gates apart: a net that runs one operator after the other takes more than both."
     )
 
 
