@@ -94,10 +94,7 @@ class UnrolledSteps(Rule):
 def _is_as_large(loop: Loop, blob: str, axis: int, size: int, name: str) -> str:
     """An outer blob that says whether `blob` is of that size along an axis."""
     found = loop.add_before("Shape", [blob], "{}_size_{}".format(blob, axis), axes=[axis])
-    wanted = loop.add_before(
-        "ConstantFill", [], "unrolled_for", shape=[1], value=size, dtype=caffe2_pb2.TensorProto.INT64
-    )
-    return loop.add_before("EQ", [found, wanted], name)
+    return loop.add_before("IsMemberOf", [found], name, value=[size], dtype=caffe2_pb2.TensorProto.INT64)
 
 
 def _why_not_in_company(loop: Loop) -> Optional[str]:
