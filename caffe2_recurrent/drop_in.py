@@ -99,7 +99,8 @@ def install(
         A context manager that takes back what this call has changed.
 
     Raises:
-        TypeError: flags that are none, names of no rules, or an `on_report` that cannot be called; nothing is changed.
+        TypeError: flags that are none, rules that are no list of names, or an `on_report` that cannot be called.
+        ValueError: names of no rules. Nothing is changed.
     """
     settings = _read_settings(optimize, rules, even_if_slower, trials, on_report)
     changes_before = len(_changes)
@@ -139,14 +140,15 @@ def _read_settings(
     optimize: Any, rules: Any, even_if_slower: Any, trials: Any, on_report: Any
 ) -> Optional[optimized_runs.Settings]:
     """How to optimise the nets that are run; None if they are not to be."""
-    problems = Problems("install")
-    wanted = read_flag("optimize", optimize, problems)
-    chosen = [rule.name for rule in read_rules(rules, problems)]
-    flags = (read_flag("even_if_slower", even_if_slower, problems), read_flag("trials", trials, problems))
+    types, values = Problems("install"), Problems("install")
+    wanted = read_flag("optimize", optimize, types)
+    chosen = read_rules(rules, types, values)
+    flags = (read_flag("even_if_slower", even_if_slower, types), read_flag("trials", trials, types))
     settings = optimized_runs.Settings(chosen, *flags, on_report)
     if on_report is not None and not callable(on_report):
-        problems.add("on_report must be a function that takes a Report; got {}", given(on_report))
-    problems.raise_if_any(TypeError)
+        types.add("on_report must be a function that takes a Report; got {}", given(on_report))
+    types.raise_if_any(TypeError)
+    values.raise_if_any()
     return settings if wanted else None
 
 

@@ -1,6 +1,7 @@
 """Files that are either whole or as they were: written under another name, then renamed."""
 
 import contextlib
+import errno
 import os
 from typing import Any, Iterator
 
@@ -20,8 +21,11 @@ def replacing(path: str) -> Iterator[str]:
     """Yields a temporary name beside `path`; what was written there takes the place of `path` at the end.
 
     If the body fails, the temporary file goes and `path` stays as it was. Errors of the file system pass through
-    (`OSError`).
+    (`OSError`); one about a missing folder names that, and `path`.
     """
+    folder = os.path.dirname(path) or os.curdir
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(errno.ENOENT, "there is no folder '{}' for it".format(folder), path)
     part = "{}.{}.part".format(path, os.getpid())
     try:
         yield part

@@ -128,12 +128,16 @@ def _positions(
             names(arrived.values()),
             tuple(arrived),
         )
+    instead = "leave it out or pass 'auto'"
+    if arrived:
+        instead = "one reaches {}: pass {} or 'auto'".format(names(arrived.values()), tuple(arrived))
     for position in positions:
         if position not in arrived:
             problems.add(
-                "outputs_with_grads lists position {}, '{}', but no gradient reaches it; leave it out or pass 'auto'",
+                "outputs_with_grads lists position {}, '{}', but no gradient reaches it; {}",
                 position,
                 operator.output[position],
+                instead,
             )
     problems.raise_if_any()
     return positions

@@ -13,7 +13,8 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
 from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR
-from caffe2_recurrent.rewriting import Report, optimize
+from caffe2_recurrent.rewriting import Report, optimize_proto
+from caffe2_recurrent.rewriting.rule import Rule
 
 # Functions of caffe2.python.workspace that take a net, or a plan with nets in it, and hand it to the engine.
 NAMES = ("CreateNet", "RunNetOnce", "RunPlan")
@@ -22,7 +23,7 @@ NAMES = ("CreateNet", "RunNetOnce", "RunPlan")
 class Settings(NamedTuple):
     """How nets are optimised, and who gets the reports."""
 
-    rules: Sequence[str]
+    rules: Sequence[Rule]
     even_if_slower: bool
     trials: bool
     on_report: Optional[Callable[[Report], Any]]
@@ -58,7 +59,7 @@ class Runner:
         if not _is_whole(net):
             return False
         rules, even_if_slower, trials, _ = self.settings
-        report = optimize(net, rules, even_if_slower=even_if_slower, trials=trials)
+        report = optimize_proto(net, None, rules, {}, False, even_if_slower, trials)
         if self.settings.on_report is not None:
             self.settings.on_report(report)
         return report.total > 0

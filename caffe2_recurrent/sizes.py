@@ -16,7 +16,7 @@ from caffe2_recurrent.loop import INITIAL, Loop, stands_for_loop
 from caffe2_recurrent.operator_arguments import integers, string, strings
 from caffe2_recurrent.operator_arguments import net as net_argument
 from caffe2_recurrent.operators import is_on_onednn
-from caffe2_recurrent.problems import Problems, given
+from caffe2_recurrent.problems import Problems, given, names
 
 Shape = Tuple[int, ...]
 # Turns each sequence round, for the loop that runs over it from its end.
@@ -127,6 +127,17 @@ def read_shapes(shapes: Any, problems: Problems) -> Dict[str, Shape]:
         else:
             read[str(blob)] = tuple(int(size) for size in shape)
     return read
+
+
+def check_shapes(shapes: Mapping[str, Shape], net: caffe2_pb2.NetDef, loops: Sequence[Loop], values: Problems) -> None:
+    """Note the names in the caller's `shapes` that nothing in the net, or in the steps of its loops, is called by."""
+    operators = [*net.op, *(operator for loop in loops for step in loop.steps for operator in step)]
+    blobs = {blob for operator in operators for blob in [*operator.input, *operator.output]}
+    unknown = [blob for blob in shapes if blob not in blobs]
+    if unknown:
+        written = {blob for operator in net.op for blob in operator.output}
+        read = dict.fromkeys(blob for operator in net.op for blob in operator.input if blob not in written)
+        values.add("shapes has {}, which no operator reads or writes; the net reads {}", names(unknown), names(read))
 
 
 def _transposed(shape: Shape, axes: Sequence[int]) -> Shape:

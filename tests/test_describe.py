@@ -710,7 +710,7 @@ def test_shapes_of_blobs_that_are_not_there():
     with pytest.raises(ValueError) as caught:
         describe(support.elman(), {"x": (5, 2, 3), "H0": (2, 3)})
     assert str(caught.value) == (
-        "describe: shapes has 'H0', which no operator reads or writes; the loops read 'x', 'h0', 'w', 'b'"
+        "describe: shapes has 'H0', which no operator reads or writes; the net reads 'x', 'h0', 'w', 'b'"
     )
 
 

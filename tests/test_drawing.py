@@ -657,7 +657,7 @@ def test_all_wrong_values(tmp_path):
     assert re.sub("net '[^']*'", "net 'N'", text) == listed(
         "draw",
         "path must end in .svg, .png, .pdf, .dot or .gv; got 'x.txt'",
-        "shapes has 'y', which no operator reads or writes; the loops read 'x', 'h0', 'w', 'b'",
+        "shapes has 'y', which no operator reads or writes; the net reads 'x', 'h0', 'w', 'b'",
         "net 'N' has no loop 7; it has 0 ('h_t_all')",
     )
 

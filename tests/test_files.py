@@ -32,3 +32,17 @@ def test_nothing_is_left_where_renaming_fails(tmp_path):
     with pytest.raises(OSError, match="result"):
         files.write_bytes(str(tmp_path / "result"), b"new")
     assert os.listdir(tmp_path) == ["result"]
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    path = str(tmp_path / "none" / "result")
+    with pytest.raises(FileNotFoundError) as caught:
+        files.write_bytes(path, b"new")
+    assert caught.value.filename == path
+    assert caught.value.strerror == "there is no folder '{}' for it".format(tmp_path / "none")
+
+
+def test_a_name_without_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    files.write_bytes("result", b"new")
+    assert os.listdir(tmp_path) == ["result"]

@@ -280,7 +280,7 @@ def nested(innermost_outputs):
         (
             {},
             "gradient of the RecurrentNetwork in 'inner': outputs_with_grads lists position 0, 'b_t_all', "
-            "but no gradient reaches it; leave it out or pass 'auto'",
+            "but no gradient reaches it; one reaches 'b_t_last': pass (1,) or 'auto'",
         ),
         (
             {"outputs_with_grads": ()},
@@ -528,12 +528,17 @@ def test_gradient_of_a_forward_only_loop():
     loop.net.AddGradientOperators([loop.net.Tanh(stopped, "after")])
 
 
+def no_gradient_at(position, output):
+    return (
+        "outputs_with_grads lists position {}, '{}', but no gradient reaches it; one reaches 'h_t_all': pass (0,) or "
+        "'auto'".format(position, output)
+    )
+
+
 def test_listed_position_without_a_gradient():
     loop = Loop()
     outputs = loop.call(outputs_with_grads=(0, 1))
-    assert gradients_refused(loop, [outputs[0]]) == maker(loop) + (
-        "outputs_with_grads lists position 1, 'h_t_last', but no gradient reaches it; leave it out or pass 'auto'"
-    )
+    assert gradients_refused(loop, [outputs[0]]) == maker(loop) + no_gradient_at(1, "h_t_last")
     # What the message proposes instead: nothing of the failed attempt is left in the net.
     assert "X" in loop.net.AddGradientOperators(list(outputs))
 
@@ -557,8 +562,8 @@ def test_each_listed_position_without_a_gradient_is_named(inputs):
     )
     assert gradients_refused(loop, [outputs[0]]) == listed(
         "gradient of the RecurrentNetwork in 'loop'",
-        "outputs_with_grads lists position 3, 'c_t_last', but no gradient reaches it; leave it out or pass 'auto'",
-        "outputs_with_grads lists position 1, 'h_t_last', but no gradient reaches it; leave it out or pass 'auto'",
+        no_gradient_at(3, "c_t_last"),
+        no_gradient_at(1, "h_t_last"),
     )
 
 
@@ -574,9 +579,7 @@ def test_no_position_listed():
 def test_only_an_unlisted_output_has_a_gradient():
     loop = Loop()
     outputs = loop.call(outputs_with_grads=(1,))
-    assert gradients_refused(loop, [outputs[0]]) == maker(loop) + (
-        "outputs_with_grads lists position 1, 'h_t_last', but no gradient reaches it; leave it out or pass 'auto'"
-    )
+    assert gradients_refused(loop, [outputs[0]]) == maker(loop) + no_gradient_at(1, "h_t_last")
 
 
 @pytest.mark.parametrize("positions", [(0,), "auto"], ids=str)

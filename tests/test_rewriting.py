@@ -589,3 +589,27 @@ def test_steps_that_ran_before_are_not_run_again():
     support.assert_same(support.run(model, blobs), expected)
     assert kept == []
     assert [blob for blob in retrieve_step_blobs(model.net) if b"factor" in blob] != []
+
+
+LOST = "  there is no gradient operator of it, and none can be added afterwards"
+
+
+def test_the_report_says_that_gradients_can_no_longer_be_added():
+    model, _ = support.lstm(gradients=False)
+    plan = optimize(model, even_if_slower=True, dry_run=True)
+    report = optimize(model, even_if_slower=True)
+    for found in (plan, report):
+        assert found.without_gradient == found.loops == ("layer/hidden_t_all",)
+        assert LOST in str(found).splitlines()
+    with pytest.raises(Exception, match="a gradient reaches 'layer/hidden_t_all'"):
+        model.AddGradientOperators([model.net.SumElements("layer/hidden_t_all", "loss")])
+
+
+@pytest.mark.parametrize("options", [{}, {"gradients": False, "forward_only": True}], ids=["has one", "wants none"])
+def test_the_report_says_nothing_of_gradients_that_are_not_lost(options):
+    model, _ = support.lstm(**options)
+    report = optimize(model, even_if_slower=True)
+    assert report.total and report.without_gradient == () and LOST not in str(report)
+    # What has not been rewritten is as it was.
+    model, _ = support.lstm(gradients=False, name="other")
+    assert optimize(model, rules=[]).without_gradient == ()

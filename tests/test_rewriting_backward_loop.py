@@ -323,7 +323,7 @@ def test_threads_that_somebody_has_given():
             caffe2_recurrent.set_rnn_executor_config(operator, num_threads=2)
     report = optimize(model, ALONE, even_if_slower=True)
     assert [refusal.reason for refusal in report.refusals if refusal.rule == RULE] == [
-        "the RNN executor has a number of threads, and such loops do without it"
+        "the RNN executor runs its steps, with 2 threads"
     ]
 
 

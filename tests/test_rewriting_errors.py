@@ -1,25 +1,25 @@
 """Every error that `optimize` and `install` raise about their arguments, with its text; the net stays as it was."""
 
+import re
+import warnings
+
 import numpy as np
 import pytest
-from caffe2.python import core
+from caffe2.python import core, workspace
 
 import rewriting_support as support
 from caffe2_recurrent import install, optimize
-from caffe2_recurrent.problems import names
 from errors_support import listed, snapshot
 
-KNOWN = ", ".join("'{}'".format(name) for name in support.NAMES[:12])
-LEFT_OUT = len(support.NAMES) - 12
-RULES = KNOWN + (" and {} more".format(LEFT_OUT) if LEFT_OUT > 0 else "")
+RULES = ", ".join("'{}'".format(name) for name in support.NAMES)
 SIZES = "must be whole numbers from 1 on, like (20, 128, 40)"
 
 
-def refused(**arguments):
+def refused(error=TypeError, **arguments):
     """The text of the error; the net is as it was and can be optimised afterwards."""
     model, _ = support.lstm()
     before = snapshot(model.net)
-    with pytest.raises(TypeError) as caught:
+    with pytest.raises(error) as caught:
         optimize(model, **arguments)
     assert snapshot(model.net) == before
     assert optimize(model, even_if_slower=True).total
@@ -41,10 +41,56 @@ def test_rules_that_are_no_list(value):
     assert refused(rules=value) == expected
 
 
-@pytest.mark.parametrize("value", ["lstm_units", 3, None], ids=repr)
-def test_unknown_rules(value):
-    expected = "optimize: rules has {!r} of type {}; the rules are {}".format(value, type(value).__name__, RULES)
-    assert refused(rules=["lstm_unit", value]) == expected
+@pytest.mark.parametrize("value", [3, None], ids=repr)
+def test_rules_without_a_name(value):
+    expected = "optimize: rules must be a list of names; it has {!r} of type {}".format(value, type(value).__name__)
+    assert refused(rules=["lstm_unit", value, "lstm_units"]) == expected
+
+
+@pytest.mark.parametrize("value, alike", [("lstm_units", "'lstm_unit'"), ("backward_loops", "'backward_loop'")])
+def test_a_name_that_is_nearly_that_of_a_rule(value, alike):
+    expected = "optimize: rules has '{}', which is none; there is {}".format(value, alike)
+    assert refused(ValueError, rules=["lstm_unit", value]) == expected
+
+
+def test_a_name_that_is_like_that_of_no_rule():
+    expected = "optimize: rules has 'fastest', which is none; the rules are {}".format(RULES)
+    assert refused(ValueError, rules=["lstm_unit", "fastest"]) == expected
+
+
+def test_shapes_of_blobs_that_the_net_does_not_have():
+    read = "'x', 'layer/i2h_w', 'layer/i2h_b', 'h0', 'c0', 'layer/gates_t_w', 'layer/gates_t_b', 'dh'"
+    found = refused(ValueError, shapes={"X": (9, 3, 2), "h0": (3, 4), "c1": (4,)}, rules=["fastest"])
+    assert found == listed(
+        "optimize",
+        "rules has 'fastest', which is none; the rules are {}".format(RULES),
+        "shapes has 'X', 'c1', which no operator reads or writes; the net reads {}".format(read),
+    )
+
+
+def test_shapes_of_what_only_steps_see():
+    model, _ = support.lstm()
+    assert optimize(model, shapes={"layer/hidden_t": (1, 3, 4)}, even_if_slower=True).total
+
+
+def test_a_net_that_the_engine_has_already():
+    model, _ = support.lstm()
+    workspace.CreateNet(model.net)
+    expected = (
+        "optimize: the engine has a net '{}' already, which stays as it was created; create it anew, as by "
+        "workspace.CreateNet(net, overwrite=True)".format(model.net.Name())
+    )
+    with pytest.warns(UserWarning, match="^" + re.escape(expected) + "$"):
+        assert optimize(model, even_if_slower=True).total
+
+
+@pytest.mark.parametrize("options", [{"dry_run": True}, {"rules": []}], ids=["dry run", "nothing to do"])
+def test_a_net_that_stays_as_the_engine_has_it(options):
+    model, _ = support.lstm()
+    workspace.CreateNet(model.net)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimize(model, even_if_slower=True, **options)
 
 
 @pytest.mark.parametrize("value", [[("x", (1, 2))], "x", 3], ids=repr)
@@ -113,9 +159,15 @@ def test_a_receiver_of_reports_that_is_none():
 
 def test_rules_of_install_that_are_none():
     with pytest.raises(TypeError) as caught:
-        install(optimize=True, rules=["lstm_unit", "fastest"], even_if_slower="yes")
+        install(optimize=True, rules=["lstm_unit", 3], even_if_slower="yes")
     assert str(caught.value) == listed(
         "install",
-        "rules has 'fastest' of type str; the rules are {}".format(names(support.NAMES)),
+        "rules must be a list of names; it has 3 of type int",
         "even_if_slower must be True or False; got 'yes' of type str",
     )
+
+
+def test_rules_of_install_that_there_are_not():
+    with pytest.raises(ValueError) as caught:
+        install(optimize=True, rules=["lstm_unit", "fastest"])
+    assert str(caught.value) == "install: rules has 'fastest', which is none; the rules are {}".format(RULES)

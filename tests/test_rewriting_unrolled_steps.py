@@ -503,7 +503,7 @@ def test_threads_that_somebody_has_given():
     for operator in model.net.Proto().op:
         if operator.type in (support.LOOP, support.GRADIENT):
             caffe2_recurrent.set_rnn_executor_config(operator, num_threads=2)
-    assert reasons(model, ALONE) == ["the RNN executor has a number of threads, and steps in a row do without it"]
+    assert reasons(model, ALONE) == ["the RNN executor runs its steps, with 2 threads"]
 
 
 def refused(change, **options):

@@ -5,20 +5,29 @@
 A rule states in its docstring what it looks for and what it puts there, and gives a reason where it may not.
 """
 
-from typing import Any, Iterable, List, Mapping, Optional, Sequence
+import difflib
+import warnings
+from typing import Any, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from caffe2.proto import caffe2_pb2
+from caffe2.python import workspace
 
 from caffe2_recurrent.arguments import Blob, is_iterable, read_flag
+from caffe2_recurrent.loop_reading import read_loops
 from caffe2_recurrent.nets import AnyNet, init_net_of, read_net
 from caffe2_recurrent.problems import Problems, given, names
 from caffe2_recurrent.rewriting.passes import rewritten
 from caffe2_recurrent.rewriting.report import Refusal, Report, Rewrite
 from caffe2_recurrent.rewriting.rule import Rule
 from caffe2_recurrent.rewriting.rules import RULES
-from caffe2_recurrent.sizes import find_sizes, read_shapes
+from caffe2_recurrent.sizes import Shape, check_shapes, find_sizes, read_shapes
 
 __all__ = ["Refusal", "Report", "Rewrite", "optimize"]
+
+CREATED_BEFORE = (
+    "optimize: the engine has a net '{0}' already, which stays as it was created; create it anew, as by "
+    "workspace.CreateNet(net, overwrite=True)"
+)
 
 
 def optimize(
@@ -48,40 +57,71 @@ def optimize(
     Returns:
         A `Report`: `counts` by rule, `rewrites`, `refusals` with their reasons. `print` it.
 
+    Warns:
+        UserWarning: the workspace has a net of that name, which has been created before and stays as it is.
+
     Raises:
         TypeError, ValueError: all that is wrong with the arguments; the net is as it was.
 
     Source of what loops may do: RecurrentNetworkOp in caffe2/operators/rnn/recurrent_network_op.h.
     """
-    problems = Problems("optimize")
-    proto = read_net("model_or_net", model_or_net, problems)
-    known_shapes = read_shapes(shapes, problems)
-    dry_run = read_flag("dry_run", dry_run, problems)
-    even_if_slower = read_flag("even_if_slower", even_if_slower, problems)
-    trials = read_flag("trials", trials, problems)
-    chosen = read_rules(rules, problems)
-    problems.raise_if_any(TypeError)
+    types, values = Problems("optimize"), Problems("optimize")
+    proto = read_net("model_or_net", model_or_net, types)
+    known_shapes = read_shapes(shapes, types)
+    dry_run = read_flag("dry_run", dry_run, types)
+    even_if_slower = read_flag("even_if_slower", even_if_slower, types)
+    trials = read_flag("trials", trials, types)
+    chosen = read_rules(rules, types, values)
+    types.raise_if_any(TypeError)
     assert proto is not None
-    sizes = find_sizes(proto, init_net_of(model_or_net), known_shapes)
-    operators, report = rewritten(proto, chosen, sizes, even_if_slower, dry_run, trials)
+    if known_shapes:
+        check_shapes(known_shapes, proto, list(read_loops(proto).values()), values)
+    values.raise_if_any()
+    report = optimize_proto(proto, init_net_of(model_or_net), chosen, known_shapes, dry_run, even_if_slower, trials)
+    if report.total and not dry_run and proto.name in workspace.C.nets():
+        warnings.warn(CREATED_BEFORE.format(proto.name), stacklevel=2)
+    return report
+
+
+def optimize_proto(
+    proto: caffe2_pb2.NetDef,
+    init_net: Optional[caffe2_pb2.NetDef],
+    rules: Sequence[Rule],
+    shapes: Mapping[str, Shape],
+    dry_run: bool,
+    even_if_slower: bool,
+    trials: bool,
+) -> Report:
+    """As `optimize`, with arguments that have been checked."""
+    operators, report = rewritten(proto, rules, find_sizes(proto, init_net, shapes), even_if_slower, dry_run, trials)
     if report.total and not dry_run:
         _replace_operators(proto, operators)
     return report
 
 
-def read_rules(rules: Any, problems: Problems) -> List[Rule]:
+def read_rules(rules: Any, types: Problems, values: Problems) -> List[Rule]:
     """The rules of these names, in their order; all of them for None."""
     if rules is None:
         return list(RULES)
     if isinstance(rules, (str, bytes)) or not is_iterable(rules):
-        problems.add("rules must be a list of names; got {}", given(rules))
+        types.add("rules must be a list of names; got {}", given(rules))
         return []
     wanted = list(rules)
     known = [rule.name for rule in RULES]
     for rule in wanted:
-        if rule not in known:
-            problems.add("rules has {}; the rules are {}", given(rule), names(known))
+        if not isinstance(rule, str):
+            types.add("rules must be a list of names; it has {}", given(rule))
+        elif rule not in known:
+            # All names are many, and what is meant is mostly one that looks alike.
+            alike = difflib.get_close_matches(rule, known)
+            values.add("rules has '{}', which is none; {} {}", rule, *_to_choose_from(known, alike))
     return [rule for rule in RULES if rule.name in wanted]
+
+
+def _to_choose_from(known: Sequence[str], alike: Sequence[str]) -> Tuple[str, str]:
+    if alike:
+        return "there is", names(alike)
+    return "the rules are", ", ".join("'{}'".format(rule) for rule in known)
 
 
 def _replace_operators(proto: caffe2_pb2.NetDef, operators: List[caffe2_pb2.OperatorDef]) -> None:

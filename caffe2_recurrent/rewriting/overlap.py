@@ -15,6 +15,16 @@ def has_threads_given(loop: Loop) -> bool:
     return bool(integer(loop.forward, ENABLE, 0)) and argument(loop.forward, THREADS) is not None
 
 
+def why_executor_stays(loop: Loop) -> Optional[str]:
+    """That it has a number of threads, of the caller's or of `executor_threads`, which rules leave as it is."""
+    threads = argument(loop.forward, THREADS)
+    if not has_threads_given(loop) or threads is None:
+        return None
+    return "the RNN executor runs its steps, with {}".format(
+        "one thread" if threads.i == 1 else "{} threads".format(threads.i)
+    )
+
+
 def why_executor_pays(loop: Loop) -> Optional[str]:
     """Why it would be a loss to take the executor off; None if it is off, or steps have to wait for each other."""
     reason = why_steps_may_overlap(loop) if integer(loop.forward, ENABLE, 0) else None

@@ -7,7 +7,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.loop_reading import read_loops
-from caffe2_recurrent.operator_arguments import has_nets
+from caffe2_recurrent.operator_arguments import argument, has_nets
 from caffe2_recurrent.rewriting import backward_pass, exposed_gradients, memory_names, step_shapes, trial, unrolled
 from caffe2_recurrent.rewriting.report import Refusal, Report, Rewrite
 from caffe2_recurrent.rewriting.rows import with_rows
@@ -62,8 +62,9 @@ def rewritten(
             operators.append(operator)
     exposed_gradients.keep_order(operators)
     names = tuple(loop.name for loop in loops.values())
-    report = Report(names, tuple(rule.name for rule in rules), tuple(rewrites), tuple(refusals), dry_run, trials)
-    return operators, report
+    chosen = tuple(rule.name for rule in rules)
+    without = tuple(loop.name for loop in changed.values() if loop.gradient is None and _has_backward_step(loop))
+    return operators, Report(names, chosen, tuple(rewrites), tuple(refusals), dry_run, trials, without)
 
 
 def around_forward(loop: Loop) -> Operators:
@@ -98,6 +99,10 @@ def apply(rule: Rule, loop: Loop, sizes: Sizes, even_if_slower: bool = False) ->
                 break
             left.append(Refusal(rule.name, loop.name, site.what, reason))
     return rewrites, list(dict.fromkeys(left))
+
+
+def _has_backward_step(loop: Loop) -> bool:
+    return argument(loop.forward, "backward_step_net") is not None
 
 
 def _out_of_reach(loop: Loop) -> Optional[str]:

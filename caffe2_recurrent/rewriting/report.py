@@ -28,7 +28,8 @@ class Report:
 
     `loops` names the loops by their first output, `rewrites` and `refusals` are in the order in which they were made.
     `trials` says whether anything could be tried out. `counts` maps each rule that was asked for to the number of its
-    rewrites, `total` is their sum.
+    rewrites, `total` is their sum. `without_gradient` are the loops that have been rewritten with a backward step, but
+    no gradient operator in the net: it cannot be added any more.
     """
 
     loops: Tuple[str, ...]
@@ -37,6 +38,7 @@ class Report:
     refusals: Tuple[Refusal, ...]
     dry_run: bool
     trials: bool
+    without_gradient: Tuple[str, ...] = ()
 
     @property
     def counts(self) -> Dict[str, int]:
@@ -56,6 +58,8 @@ class Report:
             lines.append("nothing was tried out: what only a trial can tell counts as no faster")
         for loop in self.loops:
             lines.append("loop {}".format(loop))
+            if loop in self.without_gradient:
+                lines.append("  there is no gradient operator of it, and none can be added afterwards")
             for rewrite in self.rewrites:
                 if rewrite.loop == loop:
                     lines.append("  {}: {}".format(rewrite.rule, rewrite.what))

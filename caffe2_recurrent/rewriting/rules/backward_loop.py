@@ -41,10 +41,9 @@ class BackwardLoop(Rule):
         assert gradient is not None
         if gradient.parameters:
             return "steps add up the gradient of '{}'".format(gradient.parameters[0].outer)
-        if overlap.has_threads_given(loop):
-            return "the RNN executor has a number of threads, and such loops do without it"
         return (
-            overlap.why_executor_pays(loop)
+            overlap.why_executor_stays(loop)
+            or overlap.why_executor_pays(loop)
             or _why_not_states(loop, sizes)
             or _why_not_sequence(loop, sizes)
             or _why_not_kept(loop, sizes)

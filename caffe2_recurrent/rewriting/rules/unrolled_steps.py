@@ -50,10 +50,9 @@ class UnrolledSteps(Rule):
         count = steps * (sum(map(len, loop.steps)) + len(loop.all_links))
         if count > MOST_OPERATORS:
             return "{} operators and links of all steps are many".format(count)
-        if overlap.has_threads_given(loop):
-            return "the RNN executor has a number of threads, and steps in a row do without it"
         return (
-            overlap.why_executor_pays(loop)
+            overlap.why_executor_stays(loop)
+            or overlap.why_executor_pays(loop)
             or _why_not_in_company(loop)
             or _why_not_backward(loop)
             or _why_not_forward(loop)
