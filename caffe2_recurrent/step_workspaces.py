@@ -15,6 +15,7 @@ from caffe2.python import core, workspace
 from caffe2_recurrent.executor import ENABLE
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.loop_reading import read_loops
+from caffe2_recurrent.nets import AnyNet, read_net
 from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.problems import Problems, given, names
 
@@ -24,7 +25,7 @@ WORKSPACES_IN_TURN = 2
 WORKSPACES_IN_TURN_OF_EXECUTOR = 4
 
 
-def retrieve_step_blobs(net: core.Net, prefix: str = "rnn") -> List[bytes]:
+def retrieve_step_blobs(net: AnyNet, prefix: str = "rnn") -> List[bytes]:
     """Copy what each step's workspace holds into the current workspace; call it after the net has run.
 
     A step's blob `b` becomes `<prefix>_b<step>`. If an earlier loop of the net has a blob of that name, all blobs of
@@ -32,7 +33,7 @@ def retrieve_step_blobs(net: core.Net, prefix: str = "rnn") -> List[bytes]:
     steps' numbers, which are the same in all loops, do not count. `<prefix>_<n>` itself lists the names.
 
     Args:
-        net: a net with RecurrentNetwork operators, run in the current workspace.
+        net: a net with RecurrentNetwork operators, run in the current workspace; its model, or its proto.
         prefix: what the names begin with.
 
     Returns:
@@ -121,16 +122,16 @@ def workspaces_in_turn(executor: bool) -> int:
 
 def _read(net: Any, prefix: Any) -> List[Loop]:
     types, values = Problems("retrieve_step_blobs"), Problems("retrieve_step_blobs")
-    if not isinstance(net, core.Net):
-        types.add("net must be a core.Net; got {}", given(net))
+    proto = read_net("net", net, types)
     if not isinstance(prefix, str):
         types.add("prefix must be a string; got {}", given(prefix))
     types.raise_if_any(TypeError)
-    loops = list(read_loops(net.Proto()).values())
+    assert proto is not None
+    loops = list(read_loops(proto).values())
     not_run = [loop for loop in loops if not has_run(loop)]
     if not_run:
         listed = names(loop.workspaces for loop in not_run)
-        values.add("net '{}' has not run in this workspace; there is nothing in {}", net.Name(), listed)
+        values.add("net '{}' has not run in this workspace; there is nothing in {}", proto.name, listed)
     for loop in loops:
         if loop not in not_run:
             _check_no_workspace_is_empty(loop, values)

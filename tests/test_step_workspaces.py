@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 from caffe2.python import core, recurrent, workspace
+from caffe2.python.model_helper import ModelHelper
 
 import comparing
 from caffe2_recurrent import LSTM, recurrent_net, retrieve_step_blobs
@@ -228,6 +229,15 @@ def test_before_the_net_has_run(created):
     assert str(caught.value) == NOT_RUN.format(net.Name(), "'a/step_workspaces', 'b/step_workspaces'")
 
 
+@pytest.mark.parametrize("form", ["model", "proto"])
+def test_the_model_or_the_proto_of_a_net(form):
+    model = ModelHelper("model")
+    add_loop(model.net, doubling(), "X")
+    run(model.net, True)
+    expected = retrieve_step_blobs(model.net)
+    assert expected and retrieve_step_blobs(model if form == "model" else model.net.Proto()) == expected
+
+
 def test_wrong_types():
     with pytest.raises(TypeError) as caught:
         retrieve_step_blobs(core.Net("net"), b"rnn")
@@ -236,7 +246,7 @@ def test_wrong_types():
         retrieve_step_blobs(None, 3)
     assert str(caught.value) == listed(
         "retrieve_step_blobs",
-        "net must be a core.Net; got None of type NoneType",
+        "net must be a ModelHelper, a core.Net or a NetDef; got None of type NoneType",
         "prefix must be a string; got 3 of type int",
     )
 
