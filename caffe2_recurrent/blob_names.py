@@ -30,6 +30,7 @@ def all_names(net: caffe2_pb2.NetDef) -> Iterable[str]:
     for operator in net.op:
         yield from operator.input
         yield from operator.output
+        yield from operator.control_input
         for given in operator.arg:
             yield from (value.decode(errors="replace") for value in given.strings)
             if given.HasField("n"):

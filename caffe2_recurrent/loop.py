@@ -186,8 +186,7 @@ class Loop:
     @property
     def has_backward_step(self) -> bool:
         """Whether the engine keeps what each step computes: the forward operator has a backward step for it."""
-        # A net that Caffe2 has cut out of a training net has the argument, emptied.
-        return any(given.name == "backward_step_net" and (given.HasField("n") or given.s) for given in self.forward.arg)
+        return has_backward_step(self.forward)
 
     @property
     def workspaces(self) -> str:
@@ -357,6 +356,12 @@ class Loop:
         _set_step(changed, "step_net", self.net, self.operators)
         _set_step(changed, "backward_step_net", gradient.net, gradient.operators)
         return [changed, *self.after_gradient]
+
+
+def has_backward_step(forward: caffe2_pb2.OperatorDef) -> bool:
+    """Whether a RecurrentNetwork operator has a backward step."""
+    # One that Caffe2 has cut out of a training net has the argument, emptied.
+    return any(given.name == "backward_step_net" and (given.HasField("n") or given.s) for given in forward.arg)
 
 
 def stands_for_loop(operator: caffe2_pb2.OperatorDef) -> bool:

@@ -7,12 +7,14 @@ them once.
 """
 
 import functools
+import inspect
 from typing import Any, Callable, NamedTuple, Optional, Sequence
 
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
 from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR
+from caffe2_recurrent.loop import has_backward_step
 from caffe2_recurrent.rewriting import Report, optimize_proto
 from caffe2_recurrent.rewriting.rule import Rule
 
@@ -36,9 +38,15 @@ class Runner:
         functools.update_wrapper(self, function)
         self.settings = settings
         self._function = function
+        # How callers who name it call the net, or the plan.
+        self._role = next(iter(inspect.signature(function).parameters))
 
-    def __call__(self, what: Any, *arguments: Any, **named: Any) -> Any:
-        return self._function(self._optimized(what), *arguments, **named)
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        if arguments:
+            arguments = (self._optimized(arguments[0]), *arguments[1:])
+        elif self._role in named:
+            named[self._role] = self._optimized(named[self._role])
+        return self._function(*arguments, **named)
 
     def _optimized(self, what: Any) -> Any:
         if isinstance(what, core.ExecutionStep):
@@ -70,9 +78,5 @@ def _is_whole(net: caffe2_pb2.NetDef) -> bool:
     loops = [operator for operator in net.op if operator.type == OPERATOR]
     differentiated = {operator.input[-1] for operator in net.op if operator.type == GRADIENT_OPERATOR}
     return bool(loops) and all(
-        operator.output[-1] in differentiated or not _has_backward_step(operator) for operator in loops
+        operator.output[-1] in differentiated or not has_backward_step(operator) for operator in loops
     )
-
-
-def _has_backward_step(operator: caffe2_pb2.OperatorDef) -> bool:
-    return any(given.name == "backward_step_net" for given in operator.arg)

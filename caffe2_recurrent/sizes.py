@@ -76,11 +76,11 @@ class Sizes:
         return (sequence[0] or None) if sequence else None
 
     def batch(self, loop: Loop) -> Optional[int]:
-        """N, if it is known from the sequence or from an initial state."""
+        """N, if it is known from the sequence or from an initial state. No sequences say nothing either."""
         shapes = [self.shape(loop.inputs[0]), *(self.shape(state.outer_initial) for state in loop.states)]
         axes = [-2] * len(shapes)
         axes[0] = 1
-        return next((shape[axis] for shape, axis in zip(shapes, axes) if shape and len(shape) > 1), None)
+        return next((shape[axis] for shape, axis in zip(shapes, axes) if shape and len(shape) > 1), None) or None
 
     def state_size(self, loop: Loop, inner: str) -> Optional[int]:
         """D of the state that the step-net blob `inner` is linked to, if it is known."""

@@ -295,6 +295,9 @@ RUNS = {
     "RunPlan": lambda net: workspace.RunPlan(plan_of(net)),
     "RunPlan of a proto": lambda net: workspace.RunPlan(plan_of(net).Proto()),
     "RunPlan of a step": lambda net: workspace.RunPlan(core.ExecutionStep("step", net)),
+    "RunNetOnce by name": lambda net: workspace.RunNetOnce(net=net),
+    "CreateNet by name": lambda net: [workspace.CreateNet(overwrite=True, net=net), workspace.RunNet(net)],
+    "RunPlan by name": lambda net: workspace.RunPlan(plan_or_step=plan_of(net)),
 }
 
 
@@ -310,6 +313,27 @@ def test_the_engine_gets_an_optimised_copy(run):
     assert reports and all(report.counts["lstm_unit"] == 1 for report in reports)
     assert workspace.HasBlob("layer/gates_t_w_scaled_transposed")
     support.assert_same(support.values(blobs), expected)
+
+
+@pytest.mark.parametrize("name", CAFFE2S_RUNNERS)
+def test_a_call_without_a_net_fails_as_caffe2s_does(name):
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+        CAFFE2S_RUNNERS[name]()
+    with installed([]), pytest.raises(TypeError, match="missing 1 required positional argument"):
+        getattr(workspace, name)()
+
+
+def test_a_net_that_caffe2_has_cut_out_of_one_that_trains():
+    """It has the argument for a backward step still, emptied."""
+    expected = support.run(*support.lstm(gradients=False))[0][0]
+    workspace.ResetWorkspace()
+    model, blobs = support.lstm()
+    cut, _ = model_helper.ExtractPredictorNet(model.net.Proto(), ["x", "h0", "c0"], blobs[:1])
+    reports = []
+    with installed(reports):
+        workspace.RunNetOnce(cut)
+    assert [report.counts["lstm_unit"] for report in reports] == [1]
+    assert support.difference(workspace.FetchBlob(blobs[0]), expected) < support.TOLERANCE
 
 
 def test_run_functions_that_were_imported_by_name(monkeypatch):

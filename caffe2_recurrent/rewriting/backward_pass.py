@@ -160,6 +160,9 @@ def _backward(loop: Loop, of_states: Dict[str, StateGradient], last: Dict[str, s
     read = ({link.outer for link in shown} - own | made.references) - set(made.outputs)
     for blob in [*(state.outer_initial for state in states), *sorted(read)]:
         made.add_reference(blob)
+    for outer in seen:
+        # It is read as a view; who writes to its memory by its own name has to wait.
+        made.add_reference(str(of_states[outer].of_all))
     made.outputs.append(loop.new_blob("gradient_" + STEP_WORKSPACES))
     return made
 

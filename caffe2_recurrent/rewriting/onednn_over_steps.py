@@ -105,7 +105,8 @@ def in_a_net(
             onednn_convolutions.emit_gradient(emitter, operator, layout.inner, layout.outer, results)
         else:
             _emit_gradient(emitter, operator, plain, layout, results)
-    made = list(operator.output) + ([results] if shared is not None and not is_there else [])
+    # Nets that run operators side by side have to know who writes what stays.
+    made = list(operator.output) + ([results] if (stays or shared is not None) and not is_there else [])
     kept = [results] if stays else []
     spent = [results] if is_there and not stays else []
     # Without rows there is nothing that oneDNN could convolve.

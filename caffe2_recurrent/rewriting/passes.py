@@ -7,7 +7,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.loop_reading import read_loops
-from caffe2_recurrent.operator_arguments import argument, has_nets
+from caffe2_recurrent.operator_arguments import has_nets
 from caffe2_recurrent.rewriting import backward_pass, exposed_gradients, memory_names, step_shapes, trial, unrolled
 from caffe2_recurrent.rewriting.report import Refusal, Report, Rewrite
 from caffe2_recurrent.rewriting.rows import with_rows
@@ -53,18 +53,30 @@ def rewritten(
     operators: Operators = []
     for position, operator in enumerate(net.op):
         if position in around:
-            operators += around[position]
+            operators += waiting(around[position], [operator])
         elif position in changed:
-            operators += around_forward(changed[position])
+            loop = changed[position]
+            # What made a sequence may be gone, and the loop read what it read.
+            sources = [net.op[source] for source in loop.around if net.op[source].type == "FC"]
+            operators += waiting(around_forward(loop), [operator, *sources])
         elif operator.type == GRADIENT_OPERATOR and operator.input[-1] in differentiated:
-            operators += around_gradient(differentiated[operator.input[-1]])
+            operators += waiting(around_gradient(differentiated[operator.input[-1]]), [operator])
         else:
             operators.append(operator)
     exposed_gradients.keep_order(operators)
     names = tuple(loop.name for loop in loops.values())
     chosen = tuple(rule.name for rule in rules)
-    without = tuple(loop.name for loop in changed.values() if loop.gradient is None and _has_backward_step(loop))
+    without = tuple(loop.name for loop in changed.values() if loop.gradient is None and loop.has_backward_step)
     return operators, Report(names, chosen, tuple(rewrites), tuple(refusals), dry_run, trials, without)
+
+
+def waiting(made: Operators, before: Operators) -> Operators:
+    """`made`, which takes the place of the operators `before`, and waits for all that these have waited for."""
+    for operator in made:
+        known = {*operator.input, *operator.control_input}
+        waits_for = dict.fromkeys(blob for other in before for blob in other.control_input)
+        operator.control_input.extend(blob for blob in waits_for if blob not in known)
+    return made
 
 
 def around_forward(loop: Loop) -> Operators:
@@ -99,10 +111,6 @@ def apply(rule: Rule, loop: Loop, sizes: Sizes, even_if_slower: bool = False) ->
                 break
             left.append(Refusal(rule.name, loop.name, site.what, reason))
     return rewrites, list(dict.fromkeys(left))
-
-
-def _has_backward_step(loop: Loop) -> bool:
-    return argument(loop.forward, "backward_step_net") is not None
 
 
 def _out_of_reach(loop: Loop) -> Optional[str]:
