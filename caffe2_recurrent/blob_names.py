@@ -7,6 +7,10 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.operator_arguments import STEP_NETS
 from caffe2_recurrent.operator_arguments import net as net_argument
 
+# What ends the names of blobs of a step that would otherwise have those of others in another kind of memory: shared by
+# all steps, kept by each, linked to a slice of an outer blob, or a view of another blob.
+SHARED, KEPT, LINKED, VIEW = "_shared", "_kept", "_linked", "_view"
+
 
 class Names:
     """The names in use in a net and its step nets, so that a new blob gets one of its own."""

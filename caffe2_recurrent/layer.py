@@ -15,6 +15,7 @@ from caffe2.python.modeling.initializers import Initializer
 
 from caffe2_recurrent import arguments, parameters
 from caffe2_recurrent.arguments import OutputsWithGrads
+from caffe2_recurrent.blob_names import SHARED
 from caffe2_recurrent.parameters import ParameterSpec
 from caffe2_recurrent.recurrent import add_loop
 from caffe2_recurrent.transaction import all_or_nothing
@@ -94,6 +95,7 @@ def add_layer(
             step_net, inputs = _step_inputs(scope, cell, lengths)
             made = cell.step(step_net, created, inputs, outside.shared)
             step_net.AddExternalOutputs(*made.states)
+            recompute = _shared_by_steps(step_net, made.recompute)
         values = [created[name] for name in _initial_names(cell)] if initial is None else initial
         request = arguments.read(
             "recurrent_net",
@@ -107,7 +109,7 @@ def add_layer(
             timestep=inputs.timestep,
             scope=scope,
             outputs_with_grads=outputs_with_grads,
-            recompute_blobs_on_backward=made.recompute or None,
+            recompute_blobs_on_backward=recompute or None,
             forward_only=forward_only,
             scratch_sizes=None,
         )
@@ -149,6 +151,19 @@ def _all_specs(cell: Cell, learn_initial: bool) -> List[ParameterSpec]:
 def _initial_names(cell: Cell) -> List[str]:
     """`initial_hidden_state` for the state `hidden_t`, as in Caffe2."""
     return ["initial_{}_state".format(state[: -len("_t")]) for state in cell.states]
+
+
+def _shared_by_steps(step_net: core.Net, recompute: List[core.BlobReference]) -> List[core.BlobReference]:
+    """The blobs that are computed again, under names that a layer which keeps them does not use.
+
+    What steps share outlives the net (`docs/step_workspaces.md`): a later net of the same scope would find it, and all
+    its steps would share what each has to keep.
+    """
+    renamed = {str(blob): str(blob) + SHARED for blob in recompute}
+    for operator in step_net.Proto().op:
+        for blobs in (operator.input, operator.output):
+            blobs[:] = [renamed.get(blob, blob) for blob in blobs]
+    return [core.BlobReference(blob) for blob in renamed.values()]
 
 
 def _step_inputs(name: str, cell: Cell, lengths: Optional[str]) -> Tuple[core.Net, StepInputs]:

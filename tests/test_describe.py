@@ -330,7 +330,7 @@ def test_gates_in_the_memory_of_the_sequence():
     (loop,) = text.loops
     assert loop.memory.bytes_of_kept == 0
     assert support.section(text, "computed again by the backward step") == ["none"]
-    assert support.section(text, "in memory that all steps share") == [GATES]
+    assert support.section(text, "in memory that all steps share") == [GATES.replace("gates_t", "gates_t_shared")]
 
 
 def test_blobs_in_memory_that_the_steps_share():

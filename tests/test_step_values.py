@@ -12,6 +12,7 @@ import numpy_loop
 import random_step_nets
 import step_nets
 from caffe2_recurrent import LSTM, optimize, recurrent_net, retrieve_step_blobs, step_values
+from cells import CELLS
 from errors_support import listed
 from numpy_lstm import Case, sigmoid
 
@@ -276,13 +277,28 @@ def test_which_loop():
 def test_recomputed_blobs_lie_in_shared_memory():
     case = Case(options={"memory_optimization": True})
     _, _, model = case.run()
-    assert refused(ValueError, model, "lstm/gates_t") == (
-        "step_values: 'lstm/gates_t' lies in memory that all steps share (recompute_blobs_on_backward, or optimize); "
-        "only the last step's value is left"
-    )
+    for blob in ("lstm/gates_t_shared", "lstm/gates_t"):
+        assert refused(ValueError, model, blob) == (
+            "step_values: 'lstm/gates_t_shared' lies in memory that all steps share (recompute_blobs_on_backward, or "
+            "optimize); only the last step's value is left"
+        )
     found = step_values(model)
     assert "lstm/gates_t" not in found
     comparing.assert_close(found["lstm/hidden_t"][:, 0], case.reference()[0], "hidden")
+
+
+def test_a_blob_that_has_another_name_after_optimize():
+    """What is linked since can be had by that; what is shared by all steps cannot."""
+    cell = next(cell for cell in CELLS if cell.name == "attention_regular")
+    _, _, model = cell.run(executor=False)
+    before = step_values(model, "layer/attention_weights")
+    optimize(model, even_if_slower=True)
+    workspace.RunNetOnce(model.net)
+    expected = "step_values: 'layer/attention_weights' is called 'layer/attention_weights_linked' here"
+    assert refused(ValueError, model, "layer/attention_weights") == expected
+    np.testing.assert_allclose(step_values(model, "layer/attention_weights_linked"), before, rtol=1e-4, atol=1e-6)
+    shared = "'layer/attention_logits_shared' lies in memory that all steps share"
+    assert shared in refused(ValueError, model, "layer/attention_logits")
 
 
 @EXECUTOR

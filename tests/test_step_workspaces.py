@@ -9,7 +9,7 @@ from caffe2.python import core, recurrent, workspace
 from caffe2.python.model_helper import ModelHelper
 
 import comparing
-from caffe2_recurrent import LSTM, recurrent_net, retrieve_step_blobs
+from caffe2_recurrent import GRU, LSTM, MILSTM, LSTMWithAttention, recurrent_net, retrieve_step_blobs
 from errors_support import listed
 from numpy_lstm import Case
 
@@ -267,3 +267,67 @@ def test_workspaces_that_no_step_has_had(executor, workspaces):
     workspace.ResetWorkspace()
     run(net, executor, steps=workspaces)
     assert len([name for name in retrieve_step_blobs(net) if name.startswith(b"rnn_z_sum")]) == workspaces
+
+
+SHAPES = {"x": (5, 2, 3), "h0": (2, 4), "c0": (2, 4), "context0": (2, 6), "encoder": (7, 2, 6)}
+
+
+def attention(model, memory_optimization):
+    return LSTMWithAttention(
+        model,
+        "x",
+        None,
+        "h0",
+        "c0",
+        "context0",
+        6,
+        "encoder",
+        3,
+        4,
+        "layer",
+        outputs_with_grads="auto",
+        lstm_memory_optimization=memory_optimization,
+        attention_memory_optimization=memory_optimization,
+    )
+
+
+def cell(builder, *states):
+    def build(model, memory_optimization):
+        return builder(model, "x", None, states, 3, 4, "layer", memory_optimization=memory_optimization)
+
+    return build
+
+
+LAYERS = {
+    "LSTM": cell(LSTM, "h0", "c0"),
+    "MILSTM": cell(MILSTM, "h0", "c0"),
+    "GRU": cell(GRU, "h0"),
+    "LSTMWithAttention": attention,
+}
+
+
+def gradients_of_layer(build, memory_optimization):
+    """Of all parameters, by a net of its own in this workspace."""
+    model = ModelHelper("model")
+    outputs = build(model, memory_optimization)
+    found = model.AddGradientOperators([model.net.AveragedLoss(model.net.Sqr(outputs[0]), "loss")])
+    workspace.RunNetOnce(model.param_init_net)
+    random = np.random.RandomState(0)
+    parameters = {str(blob): workspace.FetchBlob(str(blob)).shape for blob in model.params}
+    for blob, shape in {**SHAPES, **parameters}.items():
+        workspace.FeedBlob(blob, random.uniform(-1, 1, shape).astype(np.float32))
+    workspace.RunNetOnce(model.net)
+    return {blob: workspace.FetchBlob(str(found[blob])) for blob in parameters if blob in found}
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["recomputes first", "keeps first"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_is_built_anew_with_the_other_memory_optimization(name, first):
+    """What all steps of the first net share outlives it, and must not be what each step of the second one keeps."""
+    expected = gradients_of_layer(LAYERS[name], not first)
+    workspace.ResetWorkspace()
+    gradients_of_layer(LAYERS[name], first)
+    found = gradients_of_layer(LAYERS[name], not first)
+    assert found.keys() == expected.keys() and found
+    for blob, gradient in expected.items():
+        np.testing.assert_allclose(found[blob], gradient, rtol=1e-5, atol=1e-6, err_msg=blob)

@@ -13,6 +13,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
 from caffe2_recurrent.arguments import Blob, is_blob, read_blobs
+from caffe2_recurrent.blob_names import LINKED, SHARED
 from caffe2_recurrent.chosen_loop import AnyLoop, choose_loop
 from caffe2_recurrent.debugging.step_blobs import StepBlobs, step_blobs
 from caffe2_recurrent.loop import Loop
@@ -117,6 +118,10 @@ class _Reader:
             outer = [link.outer for link in gradient.backward_links if link.inner == blob]
             there = "; what all steps have written is in '{}'".format(outer[0]) if outer else ""
             return "'{}' belongs to the backward step, whose blobs all steps share{}".format(blob, there)
+        for ending in (SHARED, LINKED):
+            if blob + ending in loop.written:
+                refusal = self.refusal(blob + ending)
+                return refusal or "'{}' is called '{}' here".format(blob, blob + ending)
         had = [own for own in self.blobs if self.refusal(own) is None]
         return "the step net has no blob '{}'; to be had are {}".format(blob, names(had))
 

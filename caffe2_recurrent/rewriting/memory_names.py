@@ -11,12 +11,11 @@ Source: sharedBlobsWs and links in caffe2/operators/rnn/recurrent_network_op.h.
 
 from typing import Dict, List, Sequence
 
+from caffe2_recurrent.blob_names import KEPT, LINKED, SHARED, VIEW
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.rewriting.columns import is_view
 from caffe2_recurrent.rewriting.engine_blobs import is_of_engine, renamed
 from caffe2_recurrent.wiring import Link
-
-SHARED, KEPT, LINKED, VIEW = "_shared", "_kept", "_linked", "_view"
 
 
 def set_apart(loop: Loop) -> None:
