@@ -155,7 +155,8 @@ def LSTM(  # noqa: N802
         forward_only: derive no backward step.
         drop_states: states past the end of a sequence are 0 instead.
         bidirectional: a second loop in each layer reads every sequence from its end; blobs are under `fw/` and `bw/`.
-        dropout_ratio: share of each layer's hidden states that is dropped before the next layer reads them.
+        dropout_ratio: share of each layer's hidden states that is dropped before the next layer reads them. With one
+            layer it does nothing, and a `UserWarning` says so.
         is_test: drop nothing, as when a trained model is used.
 
     With several layers or directions, `initial_states` has (hidden, cell) of each loop in turn: layer by layer, forward

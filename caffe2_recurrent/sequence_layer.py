@@ -1,11 +1,13 @@
 """What calls of `LSTM`, `MILSTM` and `GRU` have in common: the same arguments, checked and built the same way."""
 
+import warnings
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from caffe2_recurrent.checks import Checks
 from caffe2_recurrent.layer import Blobs, Cell
 from caffe2_recurrent.stack import add_stack
 
+NO_DROPOUT = "{}: dropout_ratio={} does nothing, as it is for dropout between layers, and there is one layer"
 SHAPE = ("dim_in", "dim_out", "bidirectional", "dropout_ratio", "is_test")
 
 
@@ -49,6 +51,8 @@ def add_sequence_layer(kind: Kind, arguments: Mapping[str, Any]) -> Tuple[Any, .
     save_memory = save_memory and not forward_only
     options = Options(bias, drop, save_memory, {name: checks.flag(name, arguments[name]) for name in kind.flags})
     checks.done()
+    if shape.dropout_ratio and not shape.is_test and len(shape.dims) == 1:
+        warnings.warn(NO_DROPOUT.format(kind.caller, shape.dropout_ratio), UserWarning, stacklevel=3)
     stack = add_stack(
         model,
         lambda dim_in, dim: kind.make(dim_in, dim, options),

@@ -1,5 +1,7 @@
 """Several layers and both directions, against `torch.nn.LSTM` and `torch.nn.GRU` of the wheel that carries Caffe2."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -171,6 +173,28 @@ def test_dropout_is_between_the_layers_and_off_in_test_mode(builder):
     np.testing.assert_array_equal(tested, never)
     assert "Dropout" not in operators
     assert not np.array_equal(tested, trained)
+
+
+@pytest.mark.parametrize("builder", [LSTM, MILSTM, GRU], ids=lambda builder: builder.__name__)
+@pytest.mark.parametrize("dim_out", [3, [3]], ids=repr)
+def test_dropout_of_one_layer_does_nothing_and_says_so(builder, dim_out):
+    expected = (
+        "^{}: dropout_ratio=0.2 does nothing, as it is for dropout between layers, and there is one layer$".format(
+            builder.__name__
+        )
+    )
+    model = ModelHelper("model")
+    with pytest.warns(UserWarning, match=expected) as caught:
+        builder(model, "x", None, None, 2, dim_out, "net", bidirectional=True, dropout_ratio=0.2)
+    assert [warning.filename for warning in caught] == [__file__]
+    assert "Dropout" not in {operator.type for operator in model.net.Proto().op}
+
+
+@pytest.mark.parametrize("options", [{"dim_out": [3, 3]}, {"dim_out": 3, "is_test": True}], ids=["two", "test"])
+def test_dropout_that_is_wanted_or_off_is_no_cause_for_a_warning(options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        LSTM(ModelHelper("model"), "x", None, None, 2, scope="net", dropout_ratio=0.2, **options)
 
 
 def test_gradients_go_back_through_dropout():
