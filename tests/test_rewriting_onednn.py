@@ -84,7 +84,7 @@ FIRES = {
     "forward only": ([], {"gradients": False, "forward_only": True}, [FORWARD]),
     "transposed": (["transposed_weights"], {}, [TRANSPOSED]),
     "backward step": (["parameter_gradients"], {}, [FORWARD, BACKWARD]),
-    "in the sequence": ([], {"memory_optimization": True}, [FORWARD]),
+    "in the sequence": ([], {"memory_optimization": True}, ["FC -> 'layer/gates_t_shared'"]),
     "recomputed": ([], support.RECOMPUTED, [FORWARD, FORWARD]),
     "all of them": (PRODUCTS[:2], support.RECOMPUTED, [TRANSPOSED, TRANSPOSED, BACKWARD]),
     "scaled": (

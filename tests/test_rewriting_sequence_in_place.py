@@ -106,7 +106,7 @@ def test_nothing_is_made_again_in_the_end():
     optimize(model, [RULE, "gradient_buffer"], even_if_slower=True)
     loop = loop_of(model.net)
     assert [operator.type for operator in loop.gradient.operators][0] == "LSTMUnitGradient"
-    assert loop.shared == [] and loop.link("layer/gates_t_linked").outer == loop.gradient.sequence
+    assert loop.shared == [] and loop.link("layer/gates_t_shared_linked").outer == loop.gradient.sequence
 
 
 # What it refuses.
@@ -206,10 +206,10 @@ def test_other_sums_are_none_of_its_business():
     assert refused(step) == []
 
 
-BEHIND = "'layer/input_t' and 'layer/gates_t' are needed behind the step too"
+BEHIND = "'layer/input_t' and 'layer/gates_t_shared' are needed behind the step too"
 
 
-@pytest.mark.parametrize("blob", ["layer/input_t", "layer/gates_t"])
+@pytest.mark.parametrize("blob", ["layer/input_t", "layer/gates_t_shared"])
 def test_refuses_what_the_step_exports(blob):
     loop = lstm_loop(memory_optimization=True)
     loop.net.external_output.append(blob)
@@ -218,14 +218,14 @@ def test_refuses_what_the_step_exports(blob):
 
 def test_refuses_a_product_that_is_a_slice_itself():
     loop = lstm_loop(memory_optimization=True)
-    loop.links.append(Link("layer/gates_t", "layer/states", 1))
+    loop.links.append(Link("layer/gates_t_shared", "layer/states", 1))
     assert why(RULE, loop) == [BEHIND]
 
 
 def test_refuses_what_the_backward_step_uses():
     loop = lstm_loop(memory_optimization=True)
-    loop.gradient.operators.append(made("Tanh", ["layer/gates_t"], ["again"]))
-    assert why(RULE, loop) == ["the backward step uses 'layer/gates_t' too"]
+    loop.gradient.operators.append(made("Tanh", ["layer/gates_t_shared"], ["again"]))
+    assert why(RULE, loop) == ["the backward step uses 'layer/gates_t_shared' too"]
     loop.gradient.operators.insert(0, made("Tanh", ["layer/hidden_t"], ["layer/input_t"]))
     assert why(RULE, loop) == ["the backward step writes 'layer/input_t' too"]
 
