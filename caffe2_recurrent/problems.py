@@ -31,11 +31,11 @@ class Problems:
         raise error("{}: {} problems:{}".format(self._caller, len(self._texts), listed))
 
 
-def names(blobs: Any) -> str:
-    """Blob names as an error shows them: quoted, in order, the first dozen, `nothing` if there are none."""
+def names(blobs: Any, most: int = MOST_NAMES) -> str:
+    """Names as an error shows them: quoted, in order, the first dozen or `most`, `nothing` if there are none."""
     quoted = ["'{}'".format(blob) for blob in blobs]
-    left_out = " and {} more".format(len(quoted) - MOST_NAMES) if len(quoted) > MOST_NAMES else ""
-    return (", ".join(quoted[:MOST_NAMES]) or "nothing") + left_out
+    left_out = " and {} more".format(len(quoted) - most) if len(quoted) > most else ""
+    return (", ".join(quoted[:most]) or "nothing") + left_out
 
 
 def given(value: Any) -> str:

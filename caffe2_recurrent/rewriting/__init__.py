@@ -7,7 +7,7 @@ A rule states in its docstring what it looks for and what it puts there, and giv
 
 import difflib
 import warnings
-from typing import Any, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Iterable, List, Mapping, Optional, Sequence
 
 from caffe2.proto import caffe2_pb2
 from caffe2.python import workspace
@@ -25,7 +25,7 @@ from caffe2_recurrent.sizes import Shape, check_shapes, find_sizes, read_shapes
 __all__ = ["Refusal", "Report", "Rewrite", "optimize"]
 
 CREATED_BEFORE = (
-    "optimize: the engine has a net '{0}' already, which stays as it was created; create it anew, as by "
+    "optimize: the engine has a net '{}' already, which stays as it was created; create it anew, as by "
     "workspace.CreateNet(net, overwrite=True)"
 )
 
@@ -114,14 +114,9 @@ def read_rules(rules: Any, types: Problems, values: Problems) -> List[Rule]:
         elif rule not in known:
             # All names are many, and what is meant is mostly one that looks alike.
             alike = difflib.get_close_matches(rule, known)
-            values.add("rules has '{}', which is none; {} {}", rule, *_to_choose_from(known, alike))
+            choice = "there is " + names(alike) if alike else "the rules are " + names(known, len(known))
+            values.add("rules has '{}', which is none; {}", rule, choice)
     return [rule for rule in RULES if rule.name in wanted]
-
-
-def _to_choose_from(known: Sequence[str], alike: Sequence[str]) -> Tuple[str, str]:
-    if alike:
-        return "there is", names(alike)
-    return "the rules are", ", ".join("'{}'".format(rule) for rule in known)
 
 
 def _replace_operators(proto: caffe2_pb2.NetDef, operators: List[caffe2_pb2.OperatorDef]) -> None:

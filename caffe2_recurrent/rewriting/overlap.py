@@ -17,11 +17,11 @@ def has_threads_given(loop: Loop) -> bool:
 
 def why_executor_stays(loop: Loop) -> Optional[str]:
     """That it has a number of threads, of the caller's or of `executor_threads`, which rules leave as it is."""
-    threads = argument(loop.forward, THREADS)
-    if not has_threads_given(loop) or threads is None:
+    if not has_threads_given(loop):
         return None
+    threads = integer(loop.forward, THREADS, 0)
     return "the RNN executor runs its steps, with {}".format(
-        "one thread" if threads.i == 1 else "{} threads".format(threads.i)
+        "one thread" if threads == 1 else "{} threads".format(threads)
     )
 
 

@@ -72,9 +72,9 @@ def rewritten(
 
 def waiting(made: Operators, before: Operators) -> Operators:
     """`made`, which takes the place of the operators `before`, and waits for all that these have waited for."""
+    waits_for = dict.fromkeys(blob for operator in before for blob in operator.control_input)
     for operator in made:
         known = {*operator.input, *operator.control_input}
-        waits_for = dict.fromkeys(blob for other in before for blob in other.control_input)
         operator.control_input.extend(blob for blob in waits_for if blob not in known)
     return made
 
