@@ -71,11 +71,14 @@ def no_nnpack_products(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
         monkeypatch.setattr(nnpack, "is_missing", lambda: True)
 
 
+WITH, WITHOUT = (["tests", "--caffe2_rnn_executor={}".format(value)] for value in (1, 0))
+
+
 @pytest.fixture(autouse=True)
 def fresh_workspace() -> Iterator[None]:
     """Give each test an empty workspace, and leave none of its blobs behind."""
     # The examples, of which tests run some in this process, take the RNN executor off for the whole of it.
-    workspace.GlobalInit(["tests", "--caffe2_rnn_executor=1"])
+    workspace.GlobalInit(WITH)
     workspace.ResetWorkspace()
     yield
     workspace.ResetWorkspace()
@@ -84,7 +87,29 @@ def fresh_workspace() -> Iterator[None]:
 @pytest.fixture
 def without_executor(fresh_workspace: None) -> None:
     """For tests that run nets very often: once in a million runs or so the RNN executor fails one."""
-    workspace.GlobalInit(["tests", "--caffe2_rnn_executor=0"])
+    workspace.GlobalInit(WITHOUT)
+
+
+@pytest.fixture
+def executor_in_created_nets() -> None:
+    """Nets that are created have the RNN executor too; elsewhere only those have it that are run once."""
+
+
+@pytest.fixture(autouse=True)
+def no_executor_in_created_nets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The executor's race is between two runs of one net, so that there is none where each run makes the net anew."""
+    if {"without_executor", "executor_in_created_nets"} & set(request.fixturenames):
+        return
+    create_net = workspace.C.create_net
+
+    def without(*arguments: object) -> object:
+        workspace.GlobalInit(WITHOUT)
+        try:
+            return create_net(*arguments)
+        finally:
+            workspace.GlobalInit(WITH)
+
+    monkeypatch.setattr(workspace.C, "create_net", without)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

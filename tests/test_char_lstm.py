@@ -159,6 +159,7 @@ def test_evaluating_in_pieces_is_evaluating_in_one_run(
     assert network.evaluate(ids, steps) == pytest.approx(network.evaluate(ids, len(ids)), rel=1e-6)
 
 
+@pytest.mark.usefixtures("executor_in_created_nets")
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="counts threads where Linux lists them")
 @pytest.mark.parametrize("executor", [False, True], ids=["as the program", "with executor"])
 def test_the_engine_is_started_without_the_rnn_executor(ids: np.ndarray, executor: bool) -> None:

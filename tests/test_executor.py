@@ -65,6 +65,7 @@ def test_settings_pass_to_the_gradient(outputs_with_grads):
     assert ("rnn_executor.num_threads", 2) in settings(forward)
 
 
+@pytest.mark.usefixtures("executor_in_created_nets")
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="counts threads where Linux lists them")
 @pytest.mark.parametrize("num_threads", [None, 1, 3])
 def test_the_engine_starts_that_many_threads(num_threads):

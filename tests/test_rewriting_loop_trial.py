@@ -127,3 +127,24 @@ def test_what_is_timed_runs(options, tried):
         for subject in candidates.values():
             with prepared(subject) as timer:
                 assert timer(1.0).step > 0
+
+
+@pytest.mark.parametrize(
+    "rule, is_made_again", [("executor_threads", True), ("unrolled_steps", False)], ids=["with executor", "without"]
+)
+def test_a_run_that_the_executors_race_fails_is_made_again(rule, is_made_again, tried, monkeypatch):
+    model, _ = support.lstm(gradients=False)
+    if not is_made_again:
+        without_executor(model)
+    in_turn, failures = loop_trial.trial.in_turn, [RuntimeError("success. Error running net")]
+
+    def failing_once(*arguments, **options):
+        if failures:
+            raise failures.pop()
+        return in_turn(*arguments, **options)
+
+    monkeypatch.setattr(loop_trial.trial, "in_turn", failing_once)
+    report = optimize(model, [rule], dry_run=True)
+    assert not failures
+    assert bool(tried) is is_made_again
+    assert bool(report.refusals) is not is_made_again
