@@ -5,18 +5,16 @@ operators before the loop.
 """
 
 import itertools
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from caffe2.proto import caffe2_pb2
-from caffe2.python import core, workspace
+from caffe2.python import workspace
 
-from caffe2_recurrent.arguments import is_iterable
 from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR
 from caffe2_recurrent.loop import INITIAL, Loop, stands_for_loop
 from caffe2_recurrent.operator_arguments import integers, string, strings
 from caffe2_recurrent.operator_arguments import net as net_argument
 from caffe2_recurrent.operators import is_on_onednn
-from caffe2_recurrent.problems import Problems, given, names
 
 Shape = Tuple[int, ...]
 # Turns each sequence round, for the loop that runs over it from its end.
@@ -99,53 +97,29 @@ def find_sizes(
 
     `init_net` makes the parameters, which need not have happened yet.
     """
+    parameters = made_by_init_net(init_net)
+    known = shapes_of_inputs(net, parameters, given_shapes)
+    return Sizes({**_through_loops(net, known), **known}, parameters)
+
+
+def made_by_init_net(init_net: Optional[caffe2_pb2.NetDef]) -> Dict[str, Shape]:
+    return _inferred([] if init_net is None else list(init_net.op), {})
+
+
+def shapes_of_inputs(
+    net: caffe2_pb2.NetDef, parameters: Mapping[str, Shape], given_shapes: Mapping[str, Shape]
+) -> Dict[str, Shape]:
+    """Those of what the net reads and does not write: as they were given, or are in the workspace, or will be."""
     written = {blob for operator in net.op for blob in operator.output}
     # What the net writes may still be there from a run with other sizes.
     inputs = {blob for operator in net.op for blob in operator.input if blob not in written}
     shapes = {blob: _shape_in_workspace(blob) for blob in inputs if blob not in given_shapes}
     known = {blob: shape for blob, shape in shapes.items() if shape is not None}
-    known.update(given_shapes)
-    parameters = _inferred([] if init_net is None else list(init_net.op), {})
-    for blob, shape in parameters.items():
-        known.setdefault(blob, shape)
-    return Sizes({**_through_loops(net, known), **known}, parameters)
-
-
-def read_shapes(shapes: Any, problems: Problems) -> Dict[str, Shape]:
-    """The caller's `shapes`, checked."""
-    if shapes is None:
-        return {}
-    if not isinstance(shapes, Mapping):
-        problems.add("shapes must map blobs to their dimensions, like {{'x': (20, 128, 40)}}; got {}", given(shapes))
-        return {}
-    read: Dict[str, Shape] = {}
-    for blob, shape in shapes.items():
-        if not isinstance(blob, (str, core.BlobReference)):
-            problems.add("shapes maps blobs or their names; got {}", given(blob))
-        elif not is_iterable(shape) or isinstance(shape, (str, bytes)) or not all(map(_is_size, list(shape))):
-            problems.add("shapes['{}'] must be whole numbers from 1 on, like (20, 128, 40); got {}", blob, given(shape))
-        else:
-            read[str(blob)] = tuple(int(size) for size in shape)
-    return read
-
-
-def check_shapes(shapes: Mapping[str, Shape], net: caffe2_pb2.NetDef, loops: Sequence[Loop], values: Problems) -> None:
-    """Note the names in the caller's `shapes` that nothing in the net, or in the steps of its loops, is called by."""
-    operators = [*net.op, *(operator for loop in loops for step in loop.steps for operator in step)]
-    blobs = {blob for operator in operators for blob in [*operator.input, *operator.output]}
-    unknown = [blob for blob in shapes if blob not in blobs]
-    if unknown:
-        written = {blob for operator in net.op for blob in operator.output}
-        read = dict.fromkeys(blob for operator in net.op for blob in operator.input if blob not in written)
-        values.add("shapes has {}, which no operator reads or writes; the net reads {}", names(unknown), names(read))
+    return {**parameters, **known, **given_shapes}
 
 
 def _transposed(shape: Shape, axes: Sequence[int]) -> Shape:
     return tuple(shape[axis] for axis in axes) if axes else shape[::-1]
-
-
-def _is_size(value: Any) -> bool:
-    return hasattr(value, "__index__") and not isinstance(value, bool) and int(value) > 0
 
 
 def _shape_in_workspace(blob: str) -> Optional[Shape]:

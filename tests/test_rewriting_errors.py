@@ -8,7 +8,7 @@ import pytest
 from caffe2.python import core, workspace
 
 import rewriting_support as support
-from caffe2_recurrent import install, optimize
+from caffe2_recurrent import describe, install, optimize
 from errors_support import listed, snapshot
 
 RULES = ", ".join("'{}'".format(name) for name in support.NAMES)
@@ -66,6 +66,65 @@ def test_shapes_of_blobs_that_the_net_does_not_have():
         "rules has 'fastest', which is none; the rules are {}".format(RULES),
         "shapes has 'X', 'c1', which no operator reads or writes; the net reads {}".format(read),
     )
+
+
+TOO_FEW = "shapes['{}'] must have {} dimensions or more, as FC makes 'layer/i2h' of it; got {}"
+UNFIT = "shapes: 'x' {} and 'layer/i2h_w' {}, of which FC makes 'layer/i2h', do not fit: {} and {} columns"
+IMPOSSIBLE = {
+    "a sequence without an axis": ({"x": (9, 2)}, TOO_FEW.format("x", 3, (9, 2))),
+    "weights without an axis": ({"layer/i2h_w": (16,)}, TOO_FEW.format("layer/i2h_w", 2, (16,))),
+    "a sequence of other elements": ({"x": (9, 3, 5)}, UNFIT.format((9, 3, 5), (16, 2), 5, 2)),
+    "weights of others": ({"layer/i2h_w": (16, 4)}, UNFIT.format((9, 3, 2), (16, 4), 2, 4)),
+    "what the loop runs over": (
+        {"layer/i2h": (16,)},
+        "shapes['layer/i2h'] must be [T, N, ...], as loop 'layer/hidden_t_all' runs over it; got (16,)",
+    ),
+}
+
+
+@pytest.mark.parametrize("shapes, expected", IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+def test_shapes_that_the_net_cannot_read(shapes, expected):
+    assert refused(ValueError, shapes=shapes) == "optimize: " + expected
+    model, _ = support.lstm()
+    with pytest.raises(ValueError) as caught:
+        describe(model, shapes=shapes)
+    assert str(caught.value) == "describe: " + expected
+
+
+def test_all_shapes_that_the_net_cannot_read():
+    found = refused(ValueError, shapes={"x": (9,), "layer/i2h_w": (16,), "layer/i2h": (9,)})
+    assert found == listed(
+        "optimize",
+        TOO_FEW.format("x", 3, (9,)),
+        TOO_FEW.format("layer/i2h_w", 2, (16,)),
+        "shapes['layer/i2h'] must be [T, N, ...], as loop 'layer/hidden_t_all' runs over it; got (9,)",
+    )
+
+
+def test_shapes_beside_what_another_net_has_left():
+    """Parameters that the net has yet to make are what counts."""
+    model, _ = support.lstm()
+    workspace.FeedBlob("layer/i2h_w", np.ones((3, 3), np.float32))
+    with pytest.raises(ValueError, match="do not fit"):
+        optimize(support.as_read_from_a_file(model.net), shapes={"x": (9, 3, 2)})
+    assert optimize(model, shapes={"x": (9, 3, 2)}, even_if_slower=True).total
+
+
+def test_shapes_beside_weights_that_have_an_axis_too_few():
+    """Which is not for `shapes` to mend."""
+    model, _ = support.lstm()
+    workspace.FeedBlob("layer/i2h_w", np.ones(3, np.float32))
+    assert optimize(support.as_read_from_a_file(model.net), ["sequence_bias"], {"x": (9, 3, 2)}, dry_run=True)
+
+
+def test_shapes_of_a_product_over_several_axes():
+    net = core.Net("net")
+    net.FC(["x", "w", "b"], "y", axis=1)
+    net.FC(["x", "w_of_rows", "b"], "z", axis=-1)
+    shapes = {"x": (9, 3, 2), "w": (4, 6), "w_of_rows": (4, 2)}
+    assert optimize(net, shapes=shapes).total == 0
+    with pytest.raises(ValueError, match="'y', do not fit: 6 and 8 columns(.|\n)*'z', do not fit: 2 and 4 columns"):
+        optimize(net, shapes={**shapes, "w": (4, 8), "w_of_rows": (4, 4)})
 
 
 def test_shapes_of_what_only_steps_see():

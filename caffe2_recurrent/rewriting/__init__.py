@@ -13,6 +13,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import workspace
 
 from caffe2_recurrent.arguments import Blob, is_iterable, read_flag
+from caffe2_recurrent.given_shapes import check_shapes, read_shapes
 from caffe2_recurrent.loop_reading import read_loops
 from caffe2_recurrent.nets import AnyNet, init_net_of, read_net
 from caffe2_recurrent.problems import Problems, given, names
@@ -20,7 +21,7 @@ from caffe2_recurrent.rewriting.passes import rewritten
 from caffe2_recurrent.rewriting.report import Refusal, Report, Rewrite
 from caffe2_recurrent.rewriting.rule import Rule
 from caffe2_recurrent.rewriting.rules import RULES
-from caffe2_recurrent.sizes import Shape, check_shapes, find_sizes, read_shapes
+from caffe2_recurrent.sizes import Shape, find_sizes
 
 __all__ = ["Refusal", "Report", "Rewrite", "optimize"]
 
@@ -75,7 +76,7 @@ def optimize(
     types.raise_if_any(TypeError)
     assert proto is not None
     if known_shapes:
-        check_shapes(known_shapes, proto, list(read_loops(proto).values()), values)
+        check_shapes(known_shapes, proto, init_net_of(model_or_net), list(read_loops(proto).values()), values)
     values.raise_if_any()
     report = optimize_proto(proto, init_net_of(model_or_net), chosen, known_shapes, dry_run, even_if_slower, trials)
     if report.total and not dry_run and proto.name in workspace.C.nets():

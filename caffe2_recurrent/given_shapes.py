@@ -1,0 +1,96 @@
+"""The shapes that a caller gives of a net's blobs: read, and held against what the net does with them."""
+
+from typing import Any, Dict, Iterable, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+from caffe2.proto import caffe2_pb2
+from caffe2.python import core
+
+from caffe2_recurrent.arguments import is_iterable
+from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.operator_arguments import integer
+from caffe2_recurrent.problems import Problems, given, names
+from caffe2_recurrent.sizes import Shape, made_by_init_net, shapes_of_inputs
+
+
+def read_shapes(shapes: Any, problems: Problems) -> Dict[str, Shape]:
+    """The caller's `shapes`, checked."""
+    if shapes is None:
+        return {}
+    if not isinstance(shapes, Mapping):
+        problems.add("shapes must map blobs to their dimensions, like {{'x': (20, 128, 40)}}; got {}", given(shapes))
+        return {}
+    read: Dict[str, Shape] = {}
+    for blob, shape in shapes.items():
+        if not isinstance(blob, (str, core.BlobReference)):
+            problems.add("shapes maps blobs or their names; got {}", given(blob))
+        elif not is_iterable(shape) or isinstance(shape, (str, bytes)) or not all(map(_is_size, list(shape))):
+            problems.add("shapes['{}'] must be whole numbers from 1 on, like (20, 128, 40); got {}", blob, given(shape))
+        else:
+            read[str(blob)] = tuple(int(size) for size in shape)
+    return read
+
+
+def check_shapes(
+    shapes: Mapping[str, Shape],
+    net: caffe2_pb2.NetDef,
+    init_net: Optional[caffe2_pb2.NetDef],
+    loops: Sequence[Loop],
+    values: Problems,
+) -> None:
+    """Note what in the caller's `shapes` cannot be meant.
+
+    That are names that nothing in the net, or in the steps of its loops, is called by, and dimensions that a product of
+    the net or a loop cannot read.
+    """
+    operators = [*net.op, *(operator for loop in loops for step in loop.steps for operator in step)]
+    blobs = {blob for operator in operators for blob in [*operator.input, *operator.output]}
+    unknown = [blob for blob in shapes if blob not in blobs]
+    if unknown:
+        written = {blob for operator in net.op for blob in operator.output}
+        read = dict.fromkeys(blob for operator in net.op for blob in operator.input if blob not in written)
+        values.add("shapes has {}, which no operator reads or writes; the net reads {}", names(unknown), names(read))
+    if shapes:
+        parameters = made_by_init_net(init_net)
+        # What `init_net` makes is there before the net runs, whatever has been left by that name.
+        known = {**shapes_of_inputs(net, {}, shapes), **parameters, **shapes}
+        for operator in net.op:
+            if operator.type == "FC" and shapes.keys() & set(operator.input[:2]):
+                _check_product(operator, shapes, known, values)
+    for loop, sequence in _sequences(loops):
+        if len(shapes.get(sequence, (1, 1))) < 2:
+            values.add(
+                "shapes['{}'] must be [T, N, ...], as loop '{}' runs over it; got {}", sequence, loop, shapes[sequence]
+            )
+
+
+def _check_product(
+    operator: caffe2_pb2.OperatorDef, shapes: Mapping[str, Shape], known: Mapping[str, Shape], values: Problems
+) -> None:
+    result, fits = operator.output[0], True
+    axes = {operator.input[0]: integer(operator, "axis", 1), operator.input[1]: integer(operator, "axis_w", 1)}
+    for blob, axis in axes.items():
+        least = max(axis + 1, -axis)
+        if len(known.get(blob, range(least))) < least:
+            fits = False
+            if blob in shapes:
+                text = "shapes['{}'] must have {} dimensions or more, as FC makes '{}' of it; got {}"
+                values.add(text, blob, least, result, known[blob])
+    if fits and known.keys() >= axes.keys():
+        columns = [int(np.prod(known[blob][axis:])) for blob, axis in axes.items()]
+        if len(set(columns)) > 1:
+            shown = " and ".join("'{}' {}".format(blob, known[blob]) for blob in axes)
+            text = "shapes: {}, of which FC makes '{}', do not fit: {} and {} columns"
+            values.add(text, shown, result, *columns)
+
+
+def _sequences(loops: Iterable[Loop]) -> Iterable[Tuple[str, str]]:
+    """Names of loops, each with each of the sequences that its steps read."""
+    for loop in loops:
+        for link in loop.links:
+            if link.outer in loop.inputs:
+                yield loop.name, link.outer
+
+
+def _is_size(value: Any) -> bool:
+    return hasattr(value, "__index__") and not isinstance(value, bool) and int(value) > 0
