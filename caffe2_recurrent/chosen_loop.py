@@ -11,12 +11,11 @@ from caffe2_recurrent.problems import Problems, given
 AnyLoop = Union[None, int, Blob]
 
 
-def choose_loop(caller: str, net: Any, loop: Any) -> Loop:
+def choose_loop(net: Any, loop: Any, types: Problems, values: Problems) -> Loop:
     """The loop of `net` at position `loop`, with the output `loop`, or, if that is None, the only one.
 
-    Raises `TypeError` and `ValueError`, in the name of `caller`.
+    Raises `TypeError` with all of `types`, or `ValueError` with all of `values`, if there is no such loop.
     """
-    types, values = Problems(caller), Problems(caller)
     proto = read_net("net", net, types)
     check_loop(loop, types)
     types.raise_if_any(TypeError)
@@ -32,7 +31,8 @@ def choose_loop(caller: str, net: Any, loop: Any) -> Loop:
         values.add("net '{}' has {} loops; say which one by loop=: {}", proto.name, len(loops), _listed(outputs))
     else:
         position = find_loop("net '{}'".format(proto.name), outputs, 0 if loop is None else loop, values)
-    values.raise_if_any()
+    if position is None:
+        values.raise_if_any()
     assert position is not None
     return loops[position]
 

@@ -585,7 +585,8 @@ CONNECTED_OTHERWISE = {
 def test_a_step_that_is_connected_otherwise(change):
     net = changed(Stack(), change)
     assert refused(ValueError, lstm_to_torch, net, "lstm") == READ.format("lstm/hidden_t_all") + (
-        "the operators of its step, or the FC over all steps before it, are connected in another way"
+        "the operators of its step, or the FC over all steps before it, are connected in another way; a net must be "
+        "read before `optimize` rewrites it"
     )
 
 

@@ -413,18 +413,25 @@ def test_a_predictor(kept, bidirectional, path):
         comparing.assert_close(found[name], workspace.FetchBlob(name), name, TOLERANCE)
 
 
-def test_a_net_that_joins_the_last_cells_alone(path):
-    model, outputs = Stack(1, True).built()
+def joining_alone(stack, position):
+    """A net that joins the directions of one output and of no other; and that output."""
+    model, outputs = stack.built()
     net = caffe2_pb2.NetDef()
     net.CopyFrom(model.net.Proto())
-    kept = [operator for operator in net.op if operator.type != "Concat" or operator.output[0] == str(outputs[3])]
+    wanted = str(outputs[position])
+    kept = [operator for operator in net.op if operator.type != "Concat" or operator.output[0] == wanted]
     del net.op[:]
     net.op.extend(kept)
+    return net, wanted
+
+
+def test_a_net_that_joins_the_last_cells_alone(path):
+    net, cell_last = joining_alone(Stack(1, True), 3)
     workspace.RunNetOnce(net)
     export_onnx(path, net, "lstm")
     (found,) = run_onnx(path).items()
-    assert found[0] == str(outputs[3])
-    comparing.assert_close(found[1], workspace.FetchBlob(outputs[3]), "cell_last", TOLERANCE)
+    assert found[0] == cell_last
+    comparing.assert_close(found[1], workspace.FetchBlob(cell_last), "cell_last", TOLERANCE)
 
 
 def test_from_torch_to_onnx(path):
@@ -563,6 +570,33 @@ def test_after_optimize(path):
     optimize(model, shapes={"x": (20, 16, 8)})
     text = export_refused(path, ValueError, model)
     assert "a net must be read before `optimize` rewrites it" in text
+
+
+@pytest.mark.usefixtures("unrolled_steps")
+def test_after_steps_have_been_written_out(path):
+    model, _ = Stack(options={"forward_only": True}).built()
+    assert optimize(model, ["unrolled_steps"], even_if_slower=True).total == 1
+    name = model.net.Name()
+    assert export_refused(path, ValueError, model) == listed(
+        "export_onnx",
+        "net '{}' has no LSTM under 'lstm'; it has loops under nothing".format(name),
+        "`optimize` has written out steps of net '{}', which must be read before".format(name),
+    )
+
+
+def test_a_net_that_joins_the_cells_of_all_steps_alone(path):
+    net = joining_alone(Stack(1, True), 2)[0]
+    text = "export_onnx: net '{}' has none of the outputs that ONNX knows: hidden_all, hidden_last, cell_last"
+    assert export_refused(path, ValueError, net) == text.format(net.name)
+
+
+def test_states_of_its_own_that_are_not_there(path):
+    model = ModelHelper("model")
+    LSTM(model, "x", None, None, 2, 3, "lstm")
+    text = export_refused(path, ValueError, model)
+    state = "initial state 'lstm/initial_{}_state' is not in the workspace, which tells its shape; run the model's "
+    for kind in ("hidden", "cell"):
+        assert state.format(kind) + "param_init_net first" in text
 
 
 def test_all_blobs_that_are_missing_in_one_error(path):

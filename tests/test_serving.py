@@ -748,6 +748,24 @@ def test_a_description_of_the_callers_own_stays(tmp_path):
     assert contents() == before
 
 
+def test_a_file_that_is_written_within_a_name_scope(tmp_path):
+    _, meta = product()
+    save_predictor(tmp_path / "without", meta)
+    before = contents()
+    with core.NameScope("here"):
+        save_predictor(tmp_path / "within", meta)
+        assert core.ScopedName("x") == "here/x"
+    assert contents() == before
+    without, within = (
+        predictor_exporter.load_from_db(str(tmp_path / name), "minidb") for name in ("without", "within")
+    )
+    for description in (without, within):
+        for entry in description.nets:
+            # Caffe2 numbers them.
+            entry.value.ClearField("name")
+    assert within == without
+
+
 def test_the_file_is_that_of_caffe2s_exporter(tmp_path):
     _, meta = product()
     save_predictor(tmp_path / "ours", meta)

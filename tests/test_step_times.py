@@ -11,6 +11,7 @@ from caffe2.python.model_helper import ModelHelper
 import comparing
 import step_nets
 from caffe2_recurrent import LSTM, optimize, step_times
+from caffe2_recurrent.debugging import timed_loop
 from caffe2_recurrent.debugging.time_table import LoopTime, OperatorTime, StepTimes
 from cells import CELLS
 from errors_support import listed
@@ -38,7 +39,7 @@ def measured(*arguments, **named):
 
 def assert_left_nothing():
     current = workspace.CurrentWorkspace()
-    workspace.SwitchWorkspace("step_times", True)
+    workspace.SwitchWorkspace(timed_loop.WORKSPACE, True)
     left = workspace.Blobs() + list(workspace.C.nets())
     workspace.SwitchWorkspace(current)
     assert left == []
@@ -257,6 +258,20 @@ def test_table():
     )
 
 
+@pytest.mark.parametrize("is_current", [True, False], ids=["current", "another"])
+def test_a_workspace_that_the_caller_calls_so(is_current):
+    here = workspace.CurrentWorkspace()
+    workspace.SwitchWorkspace("step_times", True)
+    workspace.FeedBlob("kept", np.ones(3, np.float32))
+    if not is_current:
+        workspace.SwitchWorkspace(here)
+    measured(run(step_nets.product()))
+    workspace.SwitchWorkspace("step_times")
+    np.testing.assert_array_equal(workspace.FetchBlob("kept"), np.ones(3))
+    workspace.ResetWorkspace()
+    workspace.SwitchWorkspace(here)
+
+
 # What is refused
 
 
@@ -323,13 +338,23 @@ def test_a_run_that_fails_leaves_no_trace():
 
 
 def test_wrong_arguments():
-    assert refused(TypeError, None, runs=1.5) == "step_times: runs must be a whole number; got 1.5 of type float"
+    net = run(step_nets.product())
+    assert refused(TypeError, net, runs=1.5) == "step_times: runs must be a whole number; got 1.5 of type float"
     assert refused(TypeError, None, loop=()) == listed(
         "step_times",
         "net must be a ModelHelper, a core.Net or a NetDef; got None of type NoneType",
         "loop must be a position, an output of the loop, or None; got () of type tuple",
     )
-    net = run(step_nets.product())
+    assert refused(TypeError, "net", 2.5, 0.5) == listed(
+        "step_times",
+        "runs must be a whole number; got 0.5 of type float",
+        "net must be a ModelHelper, a core.Net or a NetDef; got 'net' of type str",
+        "loop must be a position, an output of the loop, or None; got 2.5 of type float",
+    )
+    name = net.Name()
+    assert refused(ValueError, net, loop=3, runs=0) == listed(
+        "step_times", "runs must be 1 or more; got 0", "net '{}' has no loop 3; it has 0 ('h_t_all')".format(name)
+    )
     assert refused(ValueError, net, runs=0) == "step_times: runs must be 1 or more; got 0"
     assert refused(TypeError, net, runs=True) == "step_times: runs must be a whole number; got True of type bool"
     empty = core.Net("empty")

@@ -517,6 +517,12 @@ def test_wrong_types():
         "net must be a ModelHelper, a core.Net or a NetDef; got None of type NoneType",
         "loop must be a position, an output of the loop, or None; got 1.5 of type float",
     )
+    assert refused(TypeError, "net", 3, 2.5) == listed(
+        "step_values",
+        "blobs must be a blob of the step net, a list of them, or None for all; got 3 of type int",
+        "net must be a ModelHelper, a core.Net or a NetDef; got 'net' of type str",
+        "loop must be a position, an output of the loop, or None; got 2.5 of type float",
+    )
     net = core.Net("net")
     assert refused(TypeError, net, loop=True) == (
         "step_values: loop must be a position, an output of the loop, or None; got True of type bool"

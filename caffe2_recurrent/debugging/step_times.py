@@ -54,8 +54,7 @@ def step_times(net: AnyNet, loop: AnyLoop = None, runs: int = 10) -> StepTimes:
         types.add("runs must be a whole number; got {}", given(runs))
     elif runs < 1:
         values.add("runs must be 1 or more; got {}", runs)
-    types.raise_if_any(TypeError)
-    chosen = choose_loop(CALLER, net, loop)
+    chosen = choose_loop(net, loop, types, values)
     if _is_on_a_gpu(chosen):
         values.add("loop '{}' runs on a GPU, where operators return before they are done", chosen.name)
     blobs = copied_blobs(chosen, values)

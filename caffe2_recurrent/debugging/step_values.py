@@ -50,8 +50,7 @@ def step_values(
     """
     types, values = Problems(CALLER), Problems(CALLER)
     wanted = None if blobs is None else read_blobs("blobs", blobs, types, WANTED)
-    types.raise_if_any(TypeError)
-    chosen = choose_loop(CALLER, net, loop)
+    chosen = choose_loop(net, loop, types, values)
     with step_blobs(CALLER, chosen) as steps:
         reader = _Reader(chosen, steps)
         if wanted is None:

@@ -20,7 +20,7 @@ from caffe2_recurrent.scratch_workspace import scratch_workspace
 
 # How the engine describes a blob that nothing has been put into.
 EMPTY = b"nullptr (uninitialized)"
-WORKSPACE = "step_times"
+WORKSPACE = "caffe2_recurrent_step_times"
 Blobs = Dict[str, np.ndarray]
 
 

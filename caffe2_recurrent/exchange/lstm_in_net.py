@@ -11,7 +11,7 @@ from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.exchange.lstm_loop import LSTMLoop, Outputs, read_lstm_loop
-from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loop import Loop, stands_for_loop
 from caffe2_recurrent.loop_reading import read_loops
 from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.problems import Problems, names
@@ -77,6 +77,8 @@ def _find(net: caffe2_pb2.NetDef, scope: str, problems: Problems) -> List[LSTMIn
     if not places:
         scopes = dict.fromkeys(re.sub("/{}$".format(IN_SCOPE), "", loop.name) for loop in loops)
         problems.add("net '{}' has no LSTM under '{}'; it has loops under {}", net.name, scope, names(scopes))
+        if any(map(stands_for_loop, net.op)):
+            problems.add("`optimize` has written out steps of net '{}', which must be read before", net.name)
     elif not _is_stack(places):
         made = [loop.name for found in places.values() for loop in found]
         problems.add("the loops that make {} are not the layers and directions of one LSTM", names(made))

@@ -66,7 +66,10 @@ def read_lstm_loop(loop: Loop, producers: Mapping[str, caffe2_pb2.OperatorDef]) 
         or (product.input[0], total.output[0]) != (unit.input[0], unit.input[2])
         or len(unit.input) != 4 + has_lengths
     ):
-        return "the operators of its step, or the FC over all steps before it, are connected in another way"
+        return (
+            "the operators of its step, or the FC over all steps before it, are connected in another way; a net must "
+            "be read before `optimize` rewrites it"
+        )
     blobs = (of_input.input[1], product.input[1], of_input.input[2], product.input[2])
     computed = [blob for blob in blobs if blob in producers]
     if computed:

@@ -49,7 +49,8 @@ def export_onnx(path: Union[str, "os.PathLike[str]"], net: AnyNet, scope: str) -
     Raises:
         ImportError: there is no package onnx.
         TypeError: all arguments that are of the wrong type.
-        ValueError: no such LSTM in the net, or several; blobs that are missing or do not fit; all of them.
+        ValueError: no such LSTM in the net, or several, or none of its outputs but cell_all; blobs that are missing or
+            do not fit; all of them.
         OSError: the file cannot be written. Whatever fails, a file that was there is as it was.
 
     The model needs opset 14. Source of the layout: the operator LSTM of ONNX, version 14.
@@ -62,15 +63,18 @@ def export_onnx(path: Union[str, "os.PathLike[str]"], net: AnyNet, scope: str) -
     onnx = require_onnx("export_onnx")
     scope = outer_name(scope)
     lstm = find_one(proto, scope, checks.values)
-    states = _fetch_states(lstm, checks.values)
+    states = _fetch_states(lstm, net, checks.values)
     weights = fetch_weights(lstm, checks.values)
     _check_states(lstm, weights, states, checks.values)
+    if not any(lstm.outputs._replace(cell_all=None)):
+        text = "net '{}' has none of the outputs that ONNX knows: hidden_all, hidden_last, cell_last"
+        checks.values.add(text, proto.name)
     checks.done()
     initial = {blob: InitialState(array, stored=_is_parameter(blob, net)) for blob, array in states.items()}
     files.write_bytes(file, lstm_model(onnx, scope, lstm, weights, initial).SerializeToString())
 
 
-def _fetch_states(lstm: LSTMInNet, problems: Problems) -> Dict[str, np.ndarray]:
+def _fetch_states(lstm: LSTMInNet, net: AnyNet, problems: Problems) -> Dict[str, np.ndarray]:
     """The initial states that are in the workspace; notes those that are not."""
     states: Dict[str, np.ndarray] = {}
     for blob in dict.fromkeys(blob for loop in lstm.loops for blob in loop.initial):
@@ -78,7 +82,8 @@ def _fetch_states(lstm: LSTMInNet, problems: Problems) -> Dict[str, np.ndarray]:
         if isinstance(array, np.ndarray):
             states[blob] = array
         else:
-            problems.add("initial state '{}' is not in the workspace, which tells its shape; feed it first", blob)
+            how = "run the model's param_init_net" if _is_parameter(blob, net) else "feed it"
+            problems.add("initial state '{}' is not in the workspace, which tells its shape; {} first", blob, how)
     return states
 
 

@@ -5,7 +5,7 @@ import os
 from typing import Any, Iterator, Union
 
 from caffe2.proto import caffe2_pb2
-from caffe2.python import workspace
+from caffe2.python import core, workspace
 from caffe2.python.predictor import predictor_exporter
 from caffe2.python.predictor_constants import predictor_constants
 
@@ -42,7 +42,9 @@ def save_predictor(path: Union[str, "os.PathLike[str]"], meta: predictor_exporte
     with replacing(file) as part, _blobs_of_the_exporter_removed():
         # Python's errors name the file; the engine's do not.
         open(part, "wb").close()
-        predictor_exporter.save_to_db("minidb", part, meta)
+        # The exporter makes operators from names, which a scope of the caller's would be put before.
+        with core.NameScope("", reset=True):
+            predictor_exporter.save_to_db("minidb", part, meta)
 
 
 def _check_meta_types(meta: Any, types: Problems) -> None:
