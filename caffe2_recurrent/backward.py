@@ -190,12 +190,16 @@ def _kept_blobs(step_net: StepNet, backward_operators: Sequence[caffe2_pb2.Opera
 
 
 def _accumulating(operators: Iterable[caffe2_pb2.OperatorDef], received: frozenset) -> Iterable[caffe2_pb2.OperatorDef]:
+    # What has been read was whole: what is written after that is the gradient of what the blob was before, as an
+    # operator in place or a name that is used again has it.
+    read: Set[str] = set()
     for operator in operators:
         clashing = [
             position
             for position, output in enumerate(operator.output)
-            if output in received and output not in operator.input
+            if output in received and output not in operator.input and output not in read
         ]
+        read.update(operator.input)
         if not clashing:
             # An operator that also reads the blob adds to what is there by itself.
             yield operator

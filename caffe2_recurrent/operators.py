@@ -1,11 +1,11 @@
 """Operators put in beside those of a net, and what Caffe2 calls gradients."""
 
-from typing import Any, Sequence
+from typing import Any, Iterable, Sequence
 
 from caffe2.proto import caffe2_pb2
 from caffe2.python import scope
 
-from caffe2_recurrent.operator_arguments import set_arguments
+from caffe2_recurrent.operator_arguments import has_nets, set_arguments
 
 GRADIENT_SUFFIX = "_grad"
 # Their output is the memory of their input, under another name.
@@ -60,3 +60,14 @@ def as_bytes(operator: caffe2_pb2.OperatorDef, inputs: Sequence[str] = (), outpu
     plain.input[:], plain.output[:] = inputs, outputs
     plain.ClearField("name")
     return bytes(plain.SerializeToString())
+
+
+def is_written_next(operators: Iterable[caffe2_pb2.OperatorDef], blob: str) -> bool:
+    """Whether the first of the operators that has to do with `blob` writes and does not read it."""
+    for operator in operators:
+        # What nets in operators read need not be among the inputs.
+        if blob in operator.input or blob in operator.control_input or has_nets(operator):
+            return False
+        if blob in operator.output:
+            return True
+    return False

@@ -10,7 +10,7 @@ from typing import Dict, Iterable, List, NamedTuple, Sequence, Set
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.operator_arguments import integer
-from caffe2_recurrent.operators import SHOWING
+from caffe2_recurrent.operators import SHOWING, is_written_next
 from caffe2_recurrent.problems import Problems, names
 from caffe2_recurrent.step_net import StepNet
 
@@ -47,10 +47,15 @@ class Recompute(NamedTuple):
     unread_too: bool
 
     def before(self, gradients: Iterable[caffe2_pb2.OperatorDef]) -> List[caffe2_pb2.OperatorDef]:
-        """The operators that run again before these gradient operators."""
+        """The operators that run again before these gradient operators.
+
+        None overwrites what another one has made before that is read: the RNN executor might change their order.
+        """
         read = {blob for operator in gradients for blob in operator.input}
         needed: List[caffe2_pb2.OperatorDef] = []
         for operator in reversed(self.operators):
+            if all(is_written_next(needed, blob) for blob in operator.output):
+                continue
             if self.unread_too or not read.isdisjoint(operator.output):
                 needed.insert(0, operator)
                 read.update(operator.input)

@@ -155,16 +155,19 @@ class _Representation(core.IR):
         self, forward_op_idx: int, input_to_grad: Dict[str, Any]
     ) -> Tuple[Dict[str, Any], List[Any]]:
         operator, in_versions, _ = self.ssa[forward_op_idx]
-        told = _with_zeros(operator, input_to_grad)
+        told = _with_zeros(operator, dict(input_to_grad))
         overwritten = _overwritten(operator)
         # A sparse one is refused, as by any such operator.
         if overwritten is not None and not isinstance(input_to_grad.get(overwritten), (type(None), core.GradientSlice)):
-            self._arrived = str(input_to_grad[overwritten])
+            self._arrived = str(told[overwritten])
             told = {**told, overwritten: gradient_name(overwritten) + "_arrived"}
+        # Where an operator makes a value without the one before, Caffe2 takes its gradient for that of both.
+        for blob in set(operator.output).difference(operator.input):
+            input_to_grad.pop(blob, None)
         try:
             return super()._GenerateGradientsForForwardOp(forward_op_idx, told)
         except Exception as error:
-            self.failures.append(self._explain(forward_op_idx, input_to_grad, error))
+            self.failures.append(self._explain(forward_op_idx, told, error))
             # Go on as if there were a gradient, so that operators further up are looked at as well.
             assumed = {blob: gradient_name(blob) for blob in operator.input}
             self.gradient_frontier.update(in_versions)

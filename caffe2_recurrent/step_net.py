@@ -3,14 +3,13 @@
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Counter as CounterType
-from typing import Dict, Iterable, List, Mapping, Tuple
+from typing import Dict, List, Mapping, Tuple
 
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.arguments import DEFAULT_TIMESTEP, Request
 from caffe2_recurrent.blob_names import all_names
-from caffe2_recurrent.operator_arguments import has_nets
-from caffe2_recurrent.operators import SHOWING, copy_operator
+from caffe2_recurrent.operators import SHOWING, copy_operator, is_written_next
 from caffe2_recurrent.problems import Problems, names
 
 # Their output becomes another tensor's memory, whatever it was linked to.
@@ -118,23 +117,12 @@ def _set_unread_apart(proto: caffe2_pb2.NetDef) -> None:
         for position, blob in enumerate(operator.output):
             # Some operators have to work in place.
             may_be_apart = writes[blob] > 1 and blob not in operator.input
-            if may_be_apart and _is_written_next(proto.op[index + 1 :], blob):
+            if may_be_apart and is_written_next(proto.op[index + 1 :], blob):
                 # Not numbered: the copies that `retrieve_step_blobs` makes end in the number of the step.
                 while blob in used:
                     blob += "_unread"
                 used.add(blob)
                 operator.output[position] = blob
-
-
-def _is_written_next(operators: Iterable[caffe2_pb2.OperatorDef], blob: str) -> bool:
-    """Whether the first of the operators that has to do with `blob` writes and does not read it."""
-    for operator in operators:
-        # What nets in operators read need not be among the inputs.
-        if blob in operator.input or blob in operator.control_input or has_nets(operator):
-            return False
-        if blob in operator.output:
-            return True
-    return False
 
 
 def _check_nets(request: Request, problems: Problems) -> None:

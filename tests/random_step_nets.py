@@ -20,8 +20,9 @@ NEED_INPUTS = {"Copy", "FC", "Mul"}
 
 
 class _Program:
-    def __init__(self, seed, sequences):
+    def __init__(self, seed, sequences, names_again):
         self.draw = random.Random(seed)
+        self.names_again = names_again
         self.make = step_nets.Maker(seed % 2**32)
         self.sequences = [self.make.sequence(name) for name in ["x_t", "y_t", "z_t"][:sequences]]
         self.states = [self.make.state(name) for name in "abc"[: self.draw.randint(1, 3)]]
@@ -41,10 +42,14 @@ class _Program:
         self.count += 1
         output = "v{}".format(self.count)
         loose = [blob for blob in self.written if blob not in self.frozen]
-        if kind not in ("FC", "Mul", "Copy", "Negative") and loose and self.draw.random() < 0.4:
+        may_be_in_place = kind not in ("FC", "Copy", "Negative") and (kind != "Mul" or self.names_again)
+        if may_be_in_place and loose and self.draw.random() < 0.4:
             inputs[0] = output = self.draw.choice(loose)
             # Only the first input of Sum may be written in place.
             inputs[1:] = [self.readable[0] if blob == output else blob for blob in inputs[1:]]
+        elif self.names_again and kind != "FC" and loose and self.draw.random() < 0.3:
+            output = self.draw.choice(loose)
+            inputs = [self.readable[0] if blob == output else blob for blob in inputs]
         net = self.make.cell
         if kind == "FC":
             result = self.make.fc(inputs[0], output)
@@ -54,7 +59,8 @@ class _Program:
         else:
             result = getattr(net, kind)(inputs, [output])
         if kind in NEED_INPUTS:
-            self.frozen.update(inputs)
+            # Of what it overwrites itself the step keeps a copy.
+            self.frozen.update(blob for blob in inputs if blob != output)
         if kind in NEED_OUTPUT:
             self.frozen.add(result)
         if result not in self.written:
@@ -62,20 +68,23 @@ class _Program:
             self.readable.append(result)
 
 
-def step_net(seed, sequences=1, operators=8):
+def step_net(seed, sequences=1, operators=8, names_again=False):
     """A random `StepNet`; its state outputs are the blobs written last, so that most operators matter.
+
+    With `names_again` values that are no longer needed leave their names to others, and Mul may work in place; Caffe2's
+    builder is wrong about both.
 
     Products may grow without bound over the steps, where rounding is all there is: such a net is drawn again.
     """
     while True:
-        found = _draw(seed, sequences, operators)
+        found = _draw(seed, sequences, operators, names_again)
         if max(np.abs(output).max() for output in comparing.reference_outputs(found)) < LARGEST_OUTPUT:
             return found
         seed += 2**32
 
 
-def _draw(seed, sequences, operators):
-    program = _Program(seed, sequences)
+def _draw(seed, sequences, operators, names_again):
+    program = _Program(seed, sequences, names_again)
     for _ in range(program.draw.randint(3, operators)):
         program.operator()
     while len(program.written) < len(program.states):

@@ -10,6 +10,7 @@ from caffe2.python.model_helper import ModelHelper
 
 import caffe2_recurrent
 from caffe2_recurrent import LSTM, optimize
+from caffe2_recurrent.operators import is_written_next
 from caffe2_recurrent.rewriting.rules import RULES
 
 NAMES = [rule.name for rule in RULES]
@@ -81,6 +82,25 @@ def assert_done(net, rules=None, even_if_slower=True, trials=True):
     assert again.total == 0, str(again)
     assert proto.SerializeToString() == before
     assert undeclared(proto) == []
+    assert unordered(proto) == []
+
+
+def unordered(proto):
+    """Blobs of steps that an operator writes and the next one that has to do with them writes anew.
+
+    The RNN executor lets those two run at once.
+    """
+    found = []
+    for operator in proto.op:
+        arguments = {given.name: given for given in operator.arg}
+        if "enable_rnn_executor" in arguments and arguments["enable_rnn_executor"].i:
+            for name in ("step_net", "backward_step_net"):
+                step = arguments[name].n.op if name in arguments else ()
+                for position, step_operator in enumerate(step):
+                    # What an operator reads it writes in time.
+                    written = set(step_operator.output).difference(step_operator.input)
+                    found += [blob for blob in written if is_written_next(step[position + 1 :], blob)]
+    return found
 
 
 def undeclared(proto):

@@ -471,6 +471,34 @@ def overwritten_before_their_gradients():
     return make.done(recompute_blobs_on_backward=scoped("squared", "xc"))
 
 
+def state_multiplied_in_place():
+    """a_t_grad comes from outside for the product; what is made of it under that name is not to be added to it."""
+    make = Maker()
+    x, a, b = make.sequence(), make.state("a"), make.state("b")
+    a_t = make.cell.Tanh(make.fc(a, "u"), "before")
+    a_t = make.cell.Scale(a_t, "a_t", scale=0.5)
+    make.cell.Mul([a_t, x], a_t)
+    make.link(a, a_t)
+    # A second one, which the step reads as well.
+    b_t = make.cell.Sum([make.cell.Scale(b, "halved", scale=0.5), a_t], "b_t")
+    make.cell.Sqr(b_t, b_t)
+    make.link(b, b_t)
+    return make.done(outputs_with_grads=(0, 1, 2, 3))
+
+
+def state_output_written_twice():
+    """Its name is that of something else before, of which it is made; and of something that is read elsewhere."""
+    make = Maker()
+    x, a, b = make.sequence(), make.state("a"), make.state("b")
+    first = make.cell.Sum([a, x], "a_t")
+    halved = make.cell.Scale(first, "halved", scale=0.5)
+    second = make.cell.Scale(b, "b_t", scale=0.25)
+    read = make.cell.Sum([second, x], "read")
+    make.link(a, make.cell.Tanh(halved, first))
+    make.link(b, make.cell.Mul([read, first], second))
+    return make.done(outputs_with_grads=(0, 1, 2, 3))
+
+
 def part_of_a_split_changed_in_place():
     """No gradient reaches that part; the zeros in its place need nothing but its shape."""
     make = Maker()
@@ -522,6 +550,8 @@ MENDED = [
     read_twice_by_one_operator,
     written_twice_before_it_is_read,
     overwritten_before_their_gradients,
+    state_multiplied_in_place,
+    state_output_written_twice,
     part_of_a_split_changed_in_place,
     exported_blob_that_is_no_state,
     recomputed_state_output,

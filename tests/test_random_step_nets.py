@@ -25,10 +25,10 @@ def drawn_options(seed, step_net):
     return options
 
 
-@given(seeds, st.integers(1, 3), st.booleans())
-def test_values_and_gradients_are_those_of_a_numpy_loop(seed, sequences, executor):
+@given(seeds, st.integers(1, 3), st.booleans(), st.booleans())
+def test_values_and_gradients_are_those_of_a_numpy_loop(seed, sequences, executor, names_again):
     workspace.ResetWorkspace()
-    step_net = random_step_nets.step_net(seed, sequences)
+    step_net = random_step_nets.step_net(seed, sequences, names_again=names_again)
     comparing.assert_right(recurrent_net, step_net, executor=executor, **drawn_options(seed, step_net))
 
 

@@ -287,3 +287,14 @@ def test_what_was_a_zero_among_the_addends_of_a_sum_goes_with_it():
     report = optimize(net, trials=False)
     assert {report.counts["merged_sums"], report.counts["zero_gradients"]} == {1}
     assert not optimize(net, trials=False).total
+
+
+def test_a_sum_that_is_overwritten_before_anything_reads_it():
+    """Nobody would wait for it then: the RNN executor might write it after what overwrites it."""
+    make = step_nets.Maker()
+    x, h = make.sequence(), make.state()
+    total = make.cell.Sum([x, h], ["s"])
+    make.cell.Sum([total, h], [total])
+    make.link(h, make.cell.Tanh(x, total))
+    net, _, _ = build(make.done())
+    assert reasons(net, RULE) == {"Sum 's' -> Sum 's'": "'s' is overwritten before anything reads it"}

@@ -20,9 +20,9 @@ pytestmark = pytest.mark.usefixtures("nnpack_products")
 chosen_rules = st.none() | st.sets(st.sampled_from(support.NAMES), min_size=1)
 
 
-def assert_step_net_right(seed, sequences, executor, rules):
+def assert_step_net_right(seed, sequences, executor, rules, names_again=False):
     workspace.ResetWorkspace()
-    step_net = random_step_nets.step_net(seed, sequences)
+    step_net = random_step_nets.step_net(seed, sequences, names_again=names_again)
     with support.optimising(rules):
         comparing.assert_right(recurrent_net, step_net, executor=executor, **drawn_options(seed, step_net))
 
@@ -35,10 +35,10 @@ def assert_drawn_cell_right(data, executor, rules):
 
 
 @settings(max_examples=60)
-@given(seeds, st.integers(1, 3), st.booleans(), chosen_rules)
-@example(89, 1, False, None)  # a Tanh in place, whose Sum reads its own output until it is merged
-def test_random_step_nets(seed, sequences, executor, rules):
-    assert_step_net_right(seed, sequences, executor, rules)
+@given(seeds, st.integers(1, 3), st.booleans(), chosen_rules, st.booleans())
+@example(89, 1, False, None, False)  # a Tanh in place, whose Sum reads its own output until it is merged
+def test_random_step_nets(seed, sequences, executor, rules, names_again):
+    assert_step_net_right(seed, sequences, executor, rules, names_again)
 
 
 @settings(max_examples=60)

@@ -8,7 +8,15 @@ from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.loop_reading import read_loops
 from caffe2_recurrent.operator_arguments import has_nets
-from caffe2_recurrent.rewriting import backward_pass, exposed_gradients, memory_names, step_shapes, trial, unrolled
+from caffe2_recurrent.rewriting import (
+    backward_pass,
+    dead_operators,
+    exposed_gradients,
+    memory_names,
+    step_shapes,
+    trial,
+    unrolled,
+)
 from caffe2_recurrent.rewriting.report import Refusal, Report, Rewrite
 from caffe2_recurrent.rewriting.rows import with_rows
 from caffe2_recurrent.rewriting.rule import Rule
@@ -30,17 +38,15 @@ def rewritten(
         if reason is not None:
             refusals.append(Refusal("all", loop.name, loop.forward.type, reason))
             continue
-        before = len(rewrites)
         # What rules put there does not tell, but blobs keep what they hold.
         loop.known_rows |= with_rows(loop, sizes)
         loop.columns.update(step_shapes.columns(loop, sizes))
         loop.rules = frozenset(rule.name for rule in rules)
         with trial.trying(trials):
-            for rule in rules:
-                made, left = apply(rule, loop, sizes, even_if_slower)
-                rewrites += made
-                refusals += left
-        if len(rewrites) > before:
+            made, left = _apply_all(rules, loop, sizes, even_if_slower)
+        rewrites += made
+        refusals += left
+        if made:
             memory_names.set_apart(loop)
             changed[position] = loop
     differentiated = {loop.outputs[-1]: loop for loop in changed.values() if loop.gradient is not None}
@@ -90,6 +96,22 @@ def around_gradient(loop: Loop) -> Operators:
     if loop.unrolled is not None:
         return unrolled.around_gradient(loop)
     return loop.around_gradient() if loop.gradient.turned is None else backward_pass.operators(loop)
+
+
+def _apply_all(
+    rules: Sequence[Rule], loop: Loop, sizes: Sizes, even_if_slower: bool
+) -> Tuple[List[Rewrite], List[Refusal]]:
+    rewrites: List[Rewrite] = []
+    while True:
+        before = len(rewrites)
+        refusals: List[Refusal] = []
+        for rule in rules:
+            made, left = apply(rule, loop, sizes, even_if_slower)
+            rewrites += made
+            refusals += left
+        # Where there were some, a rule may have been in doubt about what they write.
+        if len(rewrites) == before or not dead_operators.remove(loop):
+            return rewrites, refusals
 
 
 def apply(rule: Rule, loop: Loop, sizes: Sizes, even_if_slower: bool = False) -> Tuple[List[Rewrite], List[Refusal]]:

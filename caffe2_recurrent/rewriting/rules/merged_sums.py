@@ -5,6 +5,7 @@ from typing import Iterable, List, Optional, Set, Tuple
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.operators import is_written_next
 from caffe2_recurrent.rewriting import dataflow
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.sizes import Sizes
@@ -42,7 +43,11 @@ class MergedSums(Rule):
         overwritten = _overwritten(loop, operators, first, second)
         if overwritten is not None:
             return "'{}' is overwritten between the two".format(overwritten)
-        if _addends(operators, first, second).count(total) > 1:
+        addends = _addends(operators, first, second)
+        if total not in addends and is_written_next(operators[second + 1 :], total):
+            # The RNN executor runs who writes next in order with who reads, and nobody would read it.
+            return "'{}' is overwritten before anything reads it".format(total)
+        if addends.count(total) > 1:
             return "'{}' is added more than once, and the sum takes its place".format(total)
         return None
 

@@ -1,0 +1,75 @@
+"""What is overwritten before anything reads it is not run: the RNN executor might run it last."""
+
+import pytest
+
+import comparing
+import rewriting_support as support
+import step_nets
+from caffe2_recurrent import optimize, recurrent_net
+from caffe2_recurrent.rewriting import dead_operators
+from rewritten_loops import build
+
+RULE = "sequence_operators"
+
+
+def reader_that_can_be_moved_out():
+    """The Mul in place is ordered by what it reads, until that is a slice of what is made of all steps at once."""
+    make = step_nets.Maker()
+    x, h = make.sequence(), make.state()
+    scaled = make.cell.Scale(x, "v", scale=0.5)
+    negative = make.cell.Negative(scaled, "w")
+    make.cell.Mul([scaled, h], scaled)
+    make.cell.Mul([negative, negative], scaled)
+    product = make.cell.Mul([make.fc(negative, "u"), h], "product")
+    make.link(h, make.cell.Tanh(make.cell.Sum([scaled, product], "total"), "h_t"))
+    return make.done()
+
+
+@pytest.mark.parametrize("executor", [True, False], ids=["executor", "plain"])
+def test_what_a_rule_has_left_without_a_reader_goes(executor):
+    net, _, _ = build(reader_that_can_be_moved_out())
+    assert support.unordered(net.Proto()) == []
+    assert optimize(net, [RULE], even_if_slower=True).counts[RULE] == 3
+    assert support.unordered(net.Proto()) == []
+    assert [operator.type for operator in support.step(net).op] == ["Mul", "Mul", "Sum", "Tanh"]
+    with support.optimising([RULE]):
+        comparing.assert_right(recurrent_net, reader_that_can_be_moved_out(), executor=executor)
+
+
+def test_it_is_seen_where_it_does_not_go(monkeypatch):
+    monkeypatch.setattr(dead_operators, "remove", lambda loop: False)
+    net, _, _ = build(reader_that_can_be_moved_out())
+    optimize(net, [RULE], even_if_slower=True)
+    assert set(support.unordered(net.Proto())) == {"v"}
+
+
+def test_rules_that_were_in_doubt_are_asked_again():
+    """Two operators write a blob, so that `invariants` leaves both where they are, until one of them is gone."""
+    make = step_nets.Maker()
+    x, h, w = make.sequence(), make.state(), make.reference("w", 1, step_nets.N, step_nets.D)
+    scaled = make.cell.Scale(x, "v", scale=0.5)
+    negative = make.cell.Negative(scaled, "n")
+    make.cell.Mul([scaled, h], scaled)
+    make.cell.Mul([w, w], scaled)
+    product = make.cell.Mul([make.fc(negative, "u"), h], "product")
+    make.link(h, make.cell.Tanh(make.cell.Sum([scaled, product], "total"), "h_t"))
+    step_net = make.done()
+    net, _, _ = build(step_net)
+    report = optimize(net, ["invariants", RULE], even_if_slower=True)
+    assert (report.counts["invariants"], report.counts[RULE]) == (1, 3)
+    assert optimize(net, ["invariants", RULE], even_if_slower=True).total == 0
+    with support.optimising(["invariants", RULE]):
+        comparing.assert_right(recurrent_net, step_net)
+
+
+def test_recomputing_leaves_out_what_is_overwritten_before_it_is_read():
+    make = step_nets.Maker()
+    x, h = make.sequence(), make.state()
+    scaled = make.cell.Scale(x, "v", scale=0.5)
+    read = make.cell.Tanh(make.cell.Sum([scaled, h], "total"), "read")
+    make.cell.Mul([x, read], scaled)
+    make.link(h, make.cell.Mul([scaled, read], "h_t"))
+    step_net = make.done(recompute_blobs_on_backward=step_nets.scoped("v"))
+    net, _, _ = build(step_net)
+    assert support.unordered(net.Proto()) == []
+    comparing.assert_right(recurrent_net, step_net)
