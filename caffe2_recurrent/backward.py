@@ -6,7 +6,7 @@
     3. every state, sequence and reference gets its gradient in a dense blob of its own:
 
            passed through, and wanted twice or linked elsewhere   Copy       -> <blob>_grad
-           sparse (indices, values)                               SparseToDense -> <blob>_grad
+           sparse (indices, values)                               SparseToDense -> <blob>_grad (sparse_gradients.py)
            a state or sequence with no gradient at all            ConstantFill 0 -> <blob>_grad
            of a sequence that the step sees as several blobs      Sum        -> <the first of them>_grad
 
@@ -33,11 +33,15 @@ from caffe2.python import core
 
 from caffe2_recurrent.apart import rename_gradients
 from caffe2_recurrent.operators import copied, gradient_name, operator_beside
-from caffe2_recurrent.problems import Problems
+from caffe2_recurrent.problems import Problems, names
 from caffe2_recurrent.recompute import Recompute
+from caffe2_recurrent.sparse_gradients import dense_operators
 from caffe2_recurrent.step_gradients import StepGradients, derive
 from caffe2_recurrent.step_net import StepNet
 from caffe2_recurrent.wiring import Link, OuterState
+
+# What a loop within the step adds to the backward step; see gradient_maker.py.
+OF_LOOPS = frozenset(["RecurrentNetworkGradient", "Alias"])
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,9 @@ def derive_backward(
     derived = derive(step_net.proto.op, output_gradients, problems)
     if problems:
         return None
+    _check_loops_within(step_net, derived, problems)
+    if problems:
+        return None
     boundary = [state.inner_input for state in step_net.states] + [sequence.inner for sequence in step_net.sequences]
     with_gradient = frozenset(blob for blob in boundary + list(step_net.references) if blob in derived.of)
     if not with_gradient:
@@ -106,6 +113,21 @@ def derive_backward(
     return Backward(step_net, net, gradients, with_gradient, blobs, tuple(recompute.shared_blobs))
 
 
+def _check_loops_within(step_net: StepNet, derived: StepGradients, problems: Problems) -> None:
+    """A loop within the step makes gradients by names that this one needs for those of its references."""
+    if not any(operator.type == "RecurrentNetworkGradient" for operator in derived.operators):
+        return
+    for index, operator in enumerate(step_net.proto.op):
+        shared = [blob for blob in operator.input if blob in step_net.references and blob in derived.of]
+        if operator.type == "RecurrentNetwork" and shared:
+            problems.add(
+                "step operator {} (RecurrentNetwork) reads {} of this loop, and both would make gradients by the same "
+                "names; let it read a Copy that the step makes",
+                index,
+                names(dict.fromkeys(shared)),
+            )
+
+
 def backward_links(step_net: StepNet, backward: Backward, outer: Sequence[OuterState]) -> List[Link]:
     """`<output>_grad` -> slice t + 1 and the state input's gradient -> slice t of `<states>_grad`; sequence's -> t."""
     if backward.net is None:
@@ -129,6 +151,10 @@ class _OwnGradients:
         self.operators: List[caffe2_pb2.OperatorDef] = []
         self._derived = derived
         self._taken = set(linked)
+        # A loop within the step gives out views of its own memory.
+        self._of_loops = {
+            blob for operator in derived.operators if operator.type in OF_LOOPS for blob in operator.output
+        }
         self._step_operators = step_net.proto.op
         # Most steps need no operator of ours, so what it takes to add one is looked up with the first.
         self._written: Set[str] = set()
@@ -141,8 +167,8 @@ class _OwnGradients:
         if gradient is None:
             self._add(blob, "ConstantFill", [blob], value=0.0)
         elif isinstance(gradient, core.GradientSlice):
-            self._add(blob, "SparseToDense", [str(gradient.indices), str(gradient.values), blob])
-        elif str(gradient) in self._taken:
+            self._make(blob, lambda target, beside: dense_operators(gradient, blob, target, beside))
+        elif str(gradient) in self._taken or str(gradient) in self._of_loops:
             self._add(blob, "Copy", [str(gradient)])
         else:
             self.gradients[blob] = str(gradient)
@@ -157,6 +183,10 @@ class _OwnGradients:
             self._taken.add(self.gradients[blobs[0]])
 
     def _add(self, blob: str, kind: str, inputs: List[str], **arguments: float) -> None:
+        self._make(blob, lambda target, beside: [operator_beside(kind, inputs, [target], beside, **arguments)])
+
+    def _make(self, blob: str, made: Callable[[str, caffe2_pb2.OperatorDef], List[caffe2_pb2.OperatorDef]]) -> None:
+        """Let operators make the gradient of `blob`, in a blob of a name that is free."""
         if not self.operators:
             self._written.update(output for operator in self._derived.operators for output in operator.output)
             self._readers = _first_readers(self._step_operators)
@@ -165,7 +195,7 @@ class _OwnGradients:
             target += "_own"
         self._written.add(target)
         beside = self._readers.get(blob, self._step_operators[0])
-        self.operators.append(operator_beside(kind, inputs, [target], beside, **arguments))
+        self.operators += made(target, beside)
         self.gradients[blob] = target
 
 

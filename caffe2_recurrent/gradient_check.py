@@ -122,6 +122,8 @@ def _check_shared_names(net: core.Net, backward: caffe2_pb2.OperatorDef, problem
     engines = {name.decode() for name in parameters.strings} if parameters is not None else set()
     own = {blob for operator in (step.n.op if step is not None else ()) for blob in operator.output} - engines
     written = {blob for operator in net.Proto().op if operator.output != backward.output for blob in operator.output}
+    # What the engine adds up for a parameter, in a blob that the step would look for by the same name.
+    written.update(backward.output[1:])
     for blob in sorted(own & written):
         problems.add(
             "'{}' is written by the backward step of the loop of '{}' and by net '{}', so each spoils the other's "

@@ -22,6 +22,7 @@ from caffe2_recurrent.arguments import AUTO
 from caffe2_recurrent.backward import Backward
 from caffe2_recurrent.operators import gradient_name, operator_beside
 from caffe2_recurrent.problems import Problems, names
+from caffe2_recurrent.sparse_gradients import dense_operators
 from caffe2_recurrent.step_net import StepNet
 from caffe2_recurrent.wiring import own_prefix
 
@@ -152,8 +153,7 @@ def _dense_gradients(
         gradient, output = output_gradients[position], operator.output[position]
         if isinstance(gradient, core.GradientSlice):
             target = own_prefix(operator) + gradient_name(output) + "_dense"
-            inputs = [str(gradient.indices), str(gradient.values), output]
-            operators.append(operator_beside("SparseToDense", inputs, [target], operator))
+            operators += dense_operators(gradient, output, target, operator)
             gradient = target
         dense.append(str(gradient))
     return dense, operators

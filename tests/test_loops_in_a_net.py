@@ -319,10 +319,11 @@ def test_reference_read_twice_in_each_of_two_loops(executor):
     comparing.assert_close(workspace.FetchBlob(str(found["w"])), expected["w"], "w")
 
 
-def test_reference_that_a_later_operator_reads_is_found():
+@pytest.mark.parametrize("readers", [1, 2])
+def test_reference_that_a_later_operator_reads_is_found(readers):
     step_net = reads_twice("h_t", (0,))
     net, outputs = comparing.build(recurrent_net, step_net, core.Net("outer"))
-    found = net.AddGradientOperators([total(net, [outputs[0], *outside_readers(net, 2)])])
+    found = net.AddGradientOperators([total(net, [outputs[0], *outside_readers(net, readers)])])
     with pytest.raises(ValueError) as error:
         check_gradients(net, found)
     assert str(error.value) == (
