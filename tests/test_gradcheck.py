@@ -11,6 +11,7 @@ import random_step_nets
 import step_nets
 from caffe2_recurrent import LSTM, gradcheck, recurrent_net
 from caffe2_recurrent.numerical_check import GradientsDiffer
+from caffe2_recurrent.numerical_check.trial import Trial
 from errors_support import listed, snapshot
 
 SEEDS = range(12)
@@ -46,6 +47,26 @@ def refused(kind, *arguments, **options):
 # Right gradients
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("is_wrong", [False, True], ids=["right", "wrong"])
+def test_a_loss_that_is_one_large_number(is_wrong, seed, monkeypatch):
+    """Its last digits say nothing; what is wrong by more than those is found all the same."""
+    model = ModelHelper("model")
+    hidden_all, *_ = LSTM(model, "x", None, None, 3, 4, "lstm")
+    error = model.net.Sqr(model.net.Sub([hidden_all, "wanted"], "difference"), "error")
+    loss = model.net.SumElements(error, "loss")
+    shapes = {"x": (20, 8, 3), "wanted": (20, 8, 4)}
+    if not is_wrong:
+        gradcheck(model, loss, shapes, seed=seed)
+        return
+    gradients = Trial.gradients
+    monkeypatch.setattr(
+        Trial, "gradients", lambda *arguments: {blob: 0.95 * found for blob, found in gradients(*arguments).items()}
+    )
+    with pytest.raises(GradientsDiffer):
+        gradcheck(model, loss, shapes, seed=seed)
+
+
 DIFFERENTIABLE = [make for make in step_nets.AS_CAFFE2 + step_nets.MENDED if make != step_nets.lstm_forward_only]
 
 
@@ -73,16 +94,20 @@ def test_the_gradients_of_random_step_nets_pass(seed):
     gradcheck(*built(step_net), values=step_net.outer, blobs=differentiated(step_net))
 
 
-def test_a_slope_is_as_exact_as_said():
+@pytest.mark.parametrize("size", [1.0, 4.0])
+@pytest.mark.parametrize("step", [2.0**-6, 2.0**-8])
+def test_a_slope_is_as_exact_as_said(size, step):
     """Against the derivative on paper; the numerical one stays far below what is allowed."""
     net = core.Net("cube")
     cubed = net.Mul([net.Mul(["x", "x"], "squared"), "x"], "cubed")
-    x = np.array([-1.5, 0.25, 2.0], dtype=np.float32)
-    (check,) = gradcheck(net, cubed, {"x": x}).checks
+    x = size * np.array([-0.75, 0.25, 0.5], dtype=np.float32)
+    (check,) = gradcheck(net, cubed, {"x": x}, step=step).checks
     weights = np.random.RandomState(0).standard_normal(3).astype(np.float32)
     expected = (3 * x.astype(np.float64) ** 2 * weights)[check.worst]
     assert abs(check.numerical - expected) < 0.2 * check.allowed
-    assert check.allowed == pytest.approx(3e-5 * 3**0.5 + 1e-3 * np.abs(3 * x**2 * weights).max(), rel=1e-3)
+    rounding = max(3e-5 * 3**0.5, 4 * 2.0**-23 * np.linalg.norm(x.astype(np.float64) ** 3 * weights) / step)
+    assert (rounding > 3e-5 * 3**0.5) == (size > 1 or step < 2.0**-6)
+    assert check.allowed == pytest.approx(rounding + 1e-3 * np.abs(3 * x**2 * weights).max(), rel=1e-3)
 
 
 def test_the_many_runs_go_without_the_executor(monkeypatch):

@@ -51,7 +51,8 @@ def gradcheck(
         blobs: the inputs to check; default all of type float32.
         rtol, atol: how far the gradients of an element may be apart: `atol + rtol * m`, with m the largest numerical
             gradient of that blob. Default for `atol`: 3e-5 times the root of the number of elements of the outputs,
-            several times what rounding to float32 does.
+            or four roundings of the weighted outputs divided by `step` if they are large: several times what float32
+            does. A loss is best given as what it is the sum of.
         step: how far an element is moved at first, and then twice as far. Smaller steps suit stronger curvature,
             larger ones less rounding.
         most_elements: of a larger blob, so many elements are drawn at random.

@@ -14,6 +14,8 @@ from caffe2_recurrent.numerical_check.trial import Trial
 from caffe2_recurrent.problems import Problems
 
 ROUNDING = 3e-5
+# So many roundings of large outputs; with the default step the two are as much for outputs of 1.
+ROUNDINGS = 4
 
 
 def compare(
@@ -25,8 +27,9 @@ def compare(
 ) -> GradientReport:
     """Check `blobs`, in the current workspace."""
     trial = Trial(net, values, outputs)
-    weights = _weights(trial, outputs, settings.seed)
-    atol = _rounding(weights) if settings.atol is None else settings.atol
+    at_rest = _outputs(trial, outputs)
+    weights = _weights(at_rest, settings.seed)
+    atol = _rounding(at_rest, weights, settings.step) if settings.atol is None else settings.atol
     analytic = trial.gradients(weights)
     roles = read_roles(net)
     random = np.random.RandomState(settings.seed)
@@ -55,8 +58,8 @@ def compare(
     return GradientReport(checks)
 
 
-def _weights(trial: Trial, outputs: Sequence[str], seed: int) -> List[np.ndarray]:
-    """Random weights for the elements of the outputs, which must be the same in every run."""
+def _outputs(trial: Trial, outputs: Sequence[str]) -> List[np.ndarray]:
+    """The outputs at the values that were given; they must be the same in every run."""
     first, second = trial.outputs({}), trial.outputs({})
     problems = Problems("gradcheck")
     for output, before, after in zip(outputs, first, second):
@@ -65,13 +68,22 @@ def _weights(trial: Trial, outputs: Sequence[str], seed: int) -> List[np.ndarray
         elif not np.array_equal(before, after):
             problems.add("output '{}' changes from run to run; take what draws random numbers out of the net", output)
     problems.raise_if_any()
+    return first
+
+
+def _weights(outputs: Sequence[np.ndarray], seed: int) -> List[np.ndarray]:
     random = np.random.RandomState(seed)
-    return [random.standard_normal(output.shape).astype(np.float32) for output in first]
+    return [random.standard_normal(output.shape).astype(np.float32) for output in outputs]
 
 
-def _rounding(weights: Sequence[np.ndarray]) -> float:
-    """Several times the error of a slope, measured to grow like this from 40 to 40,000 elements."""
-    return ROUNDING * math.sqrt(sum(weight.size for weight in weights))
+def _rounding(outputs: Sequence[np.ndarray], weights: Sequence[np.ndarray], step: float) -> float:
+    """Several times the error of a slope, measured to grow like this from 40 to 40,000 elements.
+
+    That is for elements of about 1. Of larger ones float32 keeps less, down to a loss that is one large number.
+    """
+    elements = math.sqrt(sum(weight.size for weight in weights))
+    size = math.sqrt(sum(float(np.square(output * weight).sum()) for output, weight in zip(outputs, weights)))
+    return max(ROUNDING * elements, ROUNDINGS * float(np.finfo(np.float32).eps) * size / step)
 
 
 def _places(shape: Tuple[int, ...], most: int, random: np.random.RandomState) -> List[Index]:
