@@ -228,6 +228,34 @@ def test_operators_beside_the_loop():
     } <= edges(graph, Kind.BACK)
 
 
+@pytest.mark.parametrize("sizes", [3, [3, 3]], ids=["one layer", "two"])
+def test_neighbours_of_neighbours_that_are_drawn(sizes):
+    """What turns a direction round is brought in by its loop, and read by what joins it with the other one."""
+    model = ModelHelper("model")
+    hidden_all, *_ = LSTM(model, "x", "lengths", None, 2, sizes, "lstm", bidirectional=True)
+    model.AddGradientOperators([model.net.AveragedLoss(hidden_all, "loss")])
+    graph = graph_of(model)
+    drawn = {blob: node.key for node in graph.nodes if node.cluster == "outer" for blob in node.blobs}
+    found = {(edge.tail, edge.head) for edge in graph.edges}
+    joining = [
+        operator for operator in model.net.Proto().op if operator.type in ("Concat", "Split", "ReversePackedSegs")
+    ]
+    assert joining
+    keys = {node.key for node in graph.nodes}
+    for operator in joining:
+        key = "outer operator {}".format(list(model.net.Proto().op).index(operator))
+        if key not in keys:
+            continue
+        # Sizes and lengths are of the forward pass, and not drawn as read by its gradients.
+        read = [blob for blob in operator.input if blob in drawn and (not operator.is_gradient_op or "_grad" in blob)]
+        assert {(drawn[blob], key) for blob in read} <= found
+        assert {(key, drawn[blob]) for blob in operator.output if blob in drawn} <= found
+    flow = edges(graph_of(model), Kind.FLOW)
+    layer = "" if sizes == 3 else "layer_1/"
+    assert ("outer: {}turned_hidden_t_all".format(layer), "outer: Concat") in flow
+    assert ("outer: Split", "outer: {}turned_hidden_t_all_grad".format(layer)) in edges(graph, Kind.BACK)
+
+
 def test_what_trains_is_left_out():
     model = support.lstm()
     before = graph_of(model)

@@ -43,7 +43,7 @@ class Parts:
 
     def outer(self, blob: str, role: Role, small: str = "") -> str:
         """The node of a blob of the outer net, of which there is one."""
-        return self.blob(_outer_key(blob), OUTER, role, blob, small)
+        return self.blob(outer_key(blob), OUTER, role, blob, small)
 
     def outer_roles(self) -> Dict[str, Role]:
         """The blobs of the outer net that are in the graph."""
@@ -75,7 +75,7 @@ def _shown(line: Line, shown: Mapping[str, str]) -> Line:
     return line._replace(text=shown.get(line.text, line.text))
 
 
-def _outer_key(blob: str) -> str:
+def outer_key(blob: str) -> str:
     return "{} blob {}".format(OUTER, blob)
 
 

@@ -3,14 +3,23 @@
 Their gradient operators likewise. What computes references is left out, and so is what trains them.
 """
 
-from typing import Collection, Iterable
+from typing import Collection, List, NamedTuple
 
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR
 from caffe2_recurrent.operators import GRADIENT_SUFFIX
 from caffe2_recurrent.viewing.graph import Kind, Role
-from caffe2_recurrent.viewing.graph_parts import OUTER, Parts
+from caffe2_recurrent.viewing.graph_parts import OUTER, Parts, outer_key
+
+
+class _Neighbour(NamedTuple):
+    """An operator, with those of its inputs that belong to its pass."""
+
+    key: str
+    operator: caffe2_pb2.OperatorDef
+    inputs: List[str]
+    kind: Kind
 
 
 def add_neighbours(parts: Parts, net: caffe2_pb2.NetDef) -> None:
@@ -18,6 +27,7 @@ def add_neighbours(parts: Parts, net: caffe2_pb2.NetDef) -> None:
     forward = {blob for blob, role in roles.items() if role in (Role.SEQUENCE, Role.STATE)}
     gradients = {blob for blob, role in roles.items() if role is Role.GRADIENT}
     of_forward_pass = set()
+    added: List[_Neighbour] = []
     differentiated = False
     for position, operator in enumerate(net.op):
         key = "{} operator {}".format(OUTER, position)
@@ -28,9 +38,20 @@ def add_neighbours(parts: Parts, net: caffe2_pb2.NetDef) -> None:
             continue
         if _is_gradient(operator):
             inputs = [blob for blob in operator.input if blob not in of_forward_pass]
-            _add(parts, key, operator, inputs, gradients, Role.GRADIENT, Kind.BACK)
+            neighbour = _Neighbour(key, operator, inputs, Kind.BACK)
+            if _add(parts, neighbour, gradients, Role.GRADIENT):
+                added.append(neighbour)
         elif not differentiated:
-            _add(parts, key, operator, operator.input, forward, Role.VALUE, Kind.FLOW)
+            neighbour = _Neighbour(key, operator, list(operator.input), Kind.FLOW)
+            if _add(parts, neighbour, forward, Role.VALUE):
+                added.append(neighbour)
+    # One may read what another one has brought in.
+    drawn = parts.outer_roles()
+    for neighbour in added:
+        for blob in filter(drawn.__contains__, neighbour.inputs):
+            parts.edge(outer_key(blob), neighbour.key, neighbour.kind)
+        for blob in filter(drawn.__contains__, neighbour.operator.output):
+            parts.edge(neighbour.key, outer_key(blob), neighbour.kind)
 
 
 def _is_gradient(operator: caffe2_pb2.OperatorDef) -> bool:
@@ -38,22 +59,16 @@ def _is_gradient(operator: caffe2_pb2.OperatorDef) -> bool:
     return operator.is_gradient_op or all(GRADIENT_SUFFIX in blob for blob in operator.output)
 
 
-def _add(
-    parts: Parts,
-    key: str,
-    operator: caffe2_pb2.OperatorDef,
-    inputs: Iterable[str],
-    drawn: Collection[str],
-    role: Role,
-    kind: Kind,
-) -> None:
+def _add(parts: Parts, neighbour: _Neighbour, drawn: Collection[str], role: Role) -> bool:
     """The operator, if it reads or writes something drawn, with all that it writes or, if it comes before, reads."""
+    key, operator, inputs, kind = neighbour
     before = [blob for blob in operator.output if blob in drawn]
     behind = [blob for blob in inputs if blob in drawn]
     if not before and not behind:
-        return
+        return False
     parts.operator(key, OUTER, operator)
     for blob in inputs if before else behind:
         parts.edge(parts.outer(blob, role), key, kind)
     for blob in operator.output if behind else before:
         parts.edge(key, parts.outer(blob, role), kind)
+    return True
