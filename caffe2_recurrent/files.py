@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import shutil
 from typing import Any, Iterator
 
 from caffe2_recurrent.problems import Problems, given
@@ -20,17 +21,21 @@ def read_path(path: Any, types: Problems) -> str:
 def replacing(path: str) -> Iterator[str]:
     """Yields a temporary name beside `path`; what was written there takes the place of `path` at the end.
 
-    If the body fails, the temporary file goes and `path` stays as it was. Errors of the file system pass through
-    (`OSError`); one about a missing folder names that, and `path`.
+    If the body fails, the temporary file goes and `path` stays as it was. What a link leads to is replaced, and keeps
+    who may read and write it. Errors of the file system pass through (`OSError`); one about a missing folder names
+    that, and `path`.
     """
-    folder = os.path.dirname(path) or os.curdir
+    file = os.path.realpath(path) if os.path.islink(path) else path
+    folder = os.path.dirname(file) or os.curdir
     if not os.path.isdir(folder):
         raise FileNotFoundError(errno.ENOENT, "there is no folder '{}' for it".format(folder), path)
-    part = "{}.{}.part".format(path, os.getpid())
+    part = "{}.{}.part".format(file, os.getpid())
     try:
         yield part
+        if os.path.isfile(file):
+            shutil.copymode(file, part)
         _flush_to_disk(part)
-        os.replace(part, path)
+        os.replace(part, file)
     finally:
         with contextlib.suppress(OSError):
             os.remove(part)

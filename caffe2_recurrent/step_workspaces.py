@@ -10,6 +10,7 @@ import re
 import warnings
 from typing import Any, Counter, FrozenSet, List, Optional, Sequence, Tuple
 
+from caffe2.proto import caffe2_pb2
 from caffe2.python import core, workspace
 
 from caffe2_recurrent.executor import ENABLE
@@ -158,14 +159,15 @@ def _own_blobs(loop: Loop) -> FrozenSet[str]:
 
 
 def _fetch(workspaces: str, prefix: str, listing: str) -> List[bytes]:
-    workspace.RunOperatorOnce(
-        core.CreateOperator(
+    # Whatever device the caller is about to build for.
+    with core.DeviceScope(core.DeviceOption(caffe2_pb2.CPU)):
+        fetcher = core.CreateOperator(
             "RecurrentNetworkBlobFetcher",
             [core.BlobReference(workspaces)],
             [core.BlobReference(listing)],
             prefix=prefix,
         )
-    )
+    workspace.RunOperatorOnce(fetcher)
     fetched: List[bytes] = workspace.FetchBlob(listing).tolist()
     return fetched
 

@@ -40,7 +40,8 @@ def draw(alignments: Sequence[Alignment]) -> bytes:
         axes.set_title(alignment.title, fontsize=12)
     for axes in grid[:, 0]:
         axes.set_ylabel("phoneme said")
-    for axes in grid[-1]:
+    # The lowest of each column.
+    for axes in grid.flat[max(0, len(alignments) - columns) : len(alignments)]:
         axes.set_xlabel("letter")
     figure.subplots_adjust(hspace=0.3, wspace=0.3)
     figure.colorbar(shades, ax=grid.ravel().tolist(), shrink=0.6, pad=0.02, label="attention weight")

@@ -27,7 +27,7 @@ def draw(losses: List[float], held_out: List[float], unigram: float, batches_per
     axes.set_xlabel("epoch")
     axes.set_ylabel("bits per character")
     axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.1 * axes.get_ylim()[1])  # room for the number
     axes.set_title("Character-level LSTM")
     axes.grid(alpha=0.3)
     axes.legend()

@@ -107,8 +107,8 @@ def finish(run: "CharacterRun", length: int, temperature: float) -> None:
     say("\n{}\n".format(text))
     reached = run.progress.held_out[-1]
     say(
-        "held-out text: {:.2f} bits/char, {:.2f} below its unigram entropy of {:.2f}".format(
-            reached, run.unigram - reached, run.unigram
+        "held-out text: {:.2f} bits/char, {:.2f} {} its unigram entropy of {:.2f}".format(
+            reached, abs(run.unigram - reached), "below" if reached < run.unigram else "above", run.unigram
         )
     )
     say("written: {}".format(", ".join([run.checkpoint, run.curve, sample])))

@@ -157,7 +157,9 @@ class CharacterNetwork:
 
 def draw(logits: np.ndarray, temperature: float, random: np.random.RandomState) -> int:
     """One id, never UNKNOWN, from softmax(logits / temperature)."""
-    scores = logits.astype(np.float64) / temperature
+    scores = logits.astype(np.float64)
     scores[UNKNOWN] = -np.inf
-    weights = np.exp(scores - scores.max())
+    # The largest one stays 0 at any temperature; the others may become -inf.
+    with np.errstate(over="ignore"):
+        weights = np.exp((scores - scores.max()) / temperature)
     return int(random.choice(len(weights), p=weights / weights.sum()))

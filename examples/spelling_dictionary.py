@@ -27,6 +27,7 @@ class Dictionary(NamedTuple):
     phonemes: Tuple[str, ...]
     training: List[Entry]
     held_out: List[Entry]
+    left_out: List[Entry]  # of no use here
 
 
 def load(path: Optional[str]) -> Dictionary:
@@ -59,6 +60,7 @@ def from_text(name: str, text: str) -> Dictionary:
     useful = [entry for entry in listed if is_useful(entry)]
     training = [entry for entry in useful if not is_held_out(entry.word)]
     held_out = [entry for entry in useful if is_held_out(entry.word)]
+    left_out = [entry for entry in listed if not is_useful(entry)]
     if not training or not held_out:
         raise CorpusError(
             "dictionary {} is too small: {:,} of its {:,} words are of {} to {} letters and at most {} phonemes a "
@@ -75,7 +77,7 @@ def from_text(name: str, text: str) -> Dictionary:
         )
     phonemes = sorted({phoneme for entry in useful for said in entry.pronunciations for phoneme in said})
     fingerprint = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-    return Dictionary(name, fingerprint, len(listed), tuple(letters), tuple(phonemes), training, held_out)
+    return Dictionary(name, fingerprint, len(listed), tuple(letters), tuple(phonemes), training, held_out, left_out)
 
 
 def parse(name: str, text: str) -> List[Entry]:

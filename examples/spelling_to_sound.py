@@ -142,7 +142,7 @@ def finish(run: "SpellingRun", shown: Sequence[str], width: int) -> None:
     lines = ["\t".join(fields(entry, one)) + "\n" for entry, one in zip(entries, said)]
     write_bytes(listing, "".join(lines).encode("utf-8"))
 
-    known = {entry.word: entry for entry in run.dictionary.training + entries}
+    known = {entry.word: entry for entry in run.dictionary.training + entries + run.dictionary.left_out}
     alignments = []
     say("")
     for word in shown:

@@ -204,6 +204,12 @@ def test_what_is_drawn_follows_the_temperature() -> None:
         assert np.mean(np.array(drawn) == 2) == pytest.approx(share, abs=0.03)
 
 
+def test_at_a_temperature_of_next_to_nothing_the_likeliest_is_drawn() -> None:
+    logits = np.array([9.0, -3.0, 5.0, 4.0], dtype=np.float32)
+    for temperature in (1e-3, 1e-300, 5e-324):
+        assert char_network.draw(logits, temperature, np.random.RandomState(0)) == 2
+
+
 # Whole runs
 
 
@@ -400,6 +406,19 @@ def test_a_rate_that_makes_training_diverge(corpus_file: Path, tmp_path: Path, m
     with pytest.raises(TrainingError, match="no longer a number after 0 batches: try a smaller --lr"):
         run.train(StopAfter(10**6))
     assert not (tmp_path / "checkpoint.minidb").exists()
+
+
+def test_a_run_that_is_worse_than_the_unigrams_says_so(
+    corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(corpus_file, tmp_path, "--epochs", "1", "--lr", "1e-9") == 0
+    found = re.search(
+        r"^held-out text: (\S+) bits/char, (\S+) above its unigram entropy of (\S+)$",
+        capsys.readouterr().out,
+        re.MULTILINE,
+    )
+    reached, distance, unigram = map(float, found.groups())
+    assert distance == pytest.approx(reached - unigram, abs=0.011)
 
 
 @pytest.fixture

@@ -42,6 +42,29 @@ def test_a_folder_that_is_not_there(tmp_path):
     assert caught.value.strerror == "there is no folder '{}' for it".format(tmp_path / "none")
 
 
+def test_what_a_link_leads_to_is_replaced(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    file, link = tmp_path / "elsewhere" / "file", tmp_path / "link"
+    file.write_bytes(b"old")
+    link.symlink_to(os.path.join("elsewhere", "file"))
+    files.write_bytes(str(link), b"new")
+    assert link.is_symlink() and file.read_bytes() == b"new"
+    assert os.listdir(tmp_path / "elsewhere") == ["file"]
+    file.unlink()
+    files.write_bytes(str(link), b"again")
+    assert link.is_symlink() and file.read_bytes() == b"again"
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644, 0o664])
+def test_who_may_read_and_write_a_file_stays(tmp_path, mode):
+    path = tmp_path / "result"
+    path.write_bytes(b"old")
+    path.chmod(mode)
+    files.write_bytes(str(path), b"new")
+    assert path.read_bytes() == b"new"
+    assert path.stat().st_mode & 0o777 == mode
+
+
 def test_a_name_without_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     files.write_bytes("result", b"new")

@@ -600,6 +600,19 @@ def test_a_run_learns_and_leaves_everything_it_promised(
     assert any(line.startswith("abc ") for line in last) and any(line.startswith("bxcen ") for line in last)
 
 
+def test_words_of_no_use_are_listed_all_the_same(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], no_pictures: None
+) -> None:
+    """Too short to learn from, but in the dictionary."""
+    path = tmp_path / "dictionary.txt"
+    path.write_text(text + "\nab A B\n", encoding="utf-8")
+    assert [entry.word for entry in spelling_dictionary.load(str(path)).left_out] == ["ab"]
+    assert train(path, tmp_path / "output", "--epochs", "1", "--say", "ab", "ba") == 0
+    said = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.startswith(("ab ", "ba "))}
+    assert "not listed" in said["ba"] and "not listed" not in said["ab"]
+    assert re.search(r"(right|wrong) +A B$", said["ab"])
+
+
 def test_comparison_with_the_baseline() -> None:
     better, worse = pronunciation_errors.Rates(0.123, 0.5), pronunciation_errors.Rates(0.221, 0.41)
     assert spelling_report.comparison(better, worse) == [
@@ -934,6 +947,21 @@ def test_alignments_are_as_dark_as_their_weights(count: int) -> None:
     squares = [dark(weights) - dark(none) for weights in (one, two)]
     assert squares[0] > 0.01
     assert squares[1] == pytest.approx(2 * squares[0], rel=0.05)
+
+
+@pytest.mark.parametrize("count", range(1, 8))
+def test_the_lowest_of_each_column_says_what_is_across(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = []
+    monkeypatch.setattr(
+        alignment_picture,
+        "png",
+        lambda figure: labels.extend(
+            axes.get_xlabel() for axes in figure.axes if axes.get_visible() and axes.get_title()
+        ),
+    )
+    alignment_picture.draw([alignment_picture.Alignment("title", "abc", ("A", "B"), np.zeros([2, 3]))] * count)
+    lowest = min(3, count)
+    assert labels == [""] * (count - lowest) + ["letter"] * lowest
 
 
 def test_a_network_that_says_nothing_can_be_explained_and_drawn(

@@ -5,6 +5,7 @@ import warnings
 
 import numpy as np
 import pytest
+from caffe2.proto import caffe2_pb2
 from caffe2.python import core, recurrent, workspace
 from caffe2.python.model_helper import ModelHelper
 
@@ -227,6 +228,15 @@ def test_before_the_net_has_run(created):
     with pytest.raises(ValueError) as caught:
         retrieve_step_blobs(net)
     assert str(caught.value) == NOT_RUN.format(net.Name(), "'a/step_workspaces', 'b/step_workspaces'")
+
+
+def test_whatever_device_the_next_net_is_for():
+    net = core.Net("net")
+    add_loop(net, doubling(), "X")
+    run(net)
+    expected = retrieve_step_blobs(net)
+    with core.DeviceScope(core.DeviceOption(caffe2_pb2.CUDA, 0)):
+        assert retrieve_step_blobs(net) == expected
 
 
 @pytest.mark.parametrize("form", ["model", "proto"])
