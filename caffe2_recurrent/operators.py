@@ -10,6 +10,10 @@ from caffe2_recurrent.operator_arguments import has_nets, set_arguments
 GRADIENT_SUFFIX = "_grad"
 # Their output is the memory of their input, under another name.
 SHOWING = frozenset(["Alias", "AliasWithName"])
+# The engine's operator that makes a blob a view of slices, and what the loop that is a backward pass of another one is
+# told of it: an argument that the engine does not look for, with the step workspaces of the forward operator.
+LINK = "rnn_internal_apply_link"
+BACKWARD_PASS_OF = "backward_pass_of"
 
 
 def gradient_name(blob: str) -> str:

@@ -14,6 +14,7 @@ import rewriting_support as support
 import step_nets
 from caffe2_recurrent import GRU, LSTM, optimize, recurrent_net
 from caffe2_recurrent.loop_reading import read_loops
+from caffe2_recurrent.operators import LINK
 from caffe2_recurrent.rewriting import backward_pass
 from caffe2_recurrent.rewriting.rules import backward_loop as rule
 from caffe2_recurrent.sizes import Sizes
@@ -270,7 +271,7 @@ def test_a_tensor_of_atens_is_copied_to_a_slice():
     for loop in read_loops(model.net.Proto()).values():
         of_aten = {blob for operator in loop.operators if operator.type == "ATen" for blob in operator.output}
         linked = {link.inner for link in loop.links}
-        shown = [operator.output[0] for operator in loop.operators if operator.type == backward_pass.LINK]
+        shown = [operator.output[0] for operator in loop.operators if operator.type == LINK]
         assert of_aten.isdisjoint(linked.union(shown))
     forward, _ = read_loops(model.net.Proto()).values()
     assert [op for op in forward.operators if op.type == "Copy" and op.input[0].endswith("_made")]

@@ -17,15 +17,11 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.gradient_maker import OPERATOR, POSITIONS
 from caffe2_recurrent.loop import Loop, State
 from caffe2_recurrent.operator_arguments import integers, string, strings
-from caffe2_recurrent.operators import copied, gradient_name, new_operator
+from caffe2_recurrent.operators import BACKWARD_PASS_OF, LINK, copied, gradient_name, new_operator
 from caffe2_recurrent.rewriting import dataflow
 from caffe2_recurrent.rewriting.emit import ATEN, aten_is_missing
 from caffe2_recurrent.rewriting.engine_blobs import is_of_engine
 from caffe2_recurrent.wiring import STEP_WORKSPACES, Alias, Link
-
-LINK = "rnn_internal_apply_link"
-# An argument of the operator, which the engine does not look for: the step workspaces of the forward operator.
-FORWARD = "backward_pass_of"
 
 
 class StateGradient(NamedTuple):
@@ -43,7 +39,7 @@ class StateGradient(NamedTuple):
 
 def is_backward_of(operator: caffe2_pb2.OperatorDef, forward: caffe2_pb2.OperatorDef) -> bool:
     """Whether `operator` is the backward pass of `forward`, as it is made here."""
-    return operator.type == OPERATOR and string(operator, FORWARD, "") == forward.output[-1]
+    return operator.type == OPERATOR and string(operator, BACKWARD_PASS_OF, "") == forward.output[-1]
 
 
 def state_gradients(loop: Loop) -> Dict[str, StateGradient]:
@@ -134,7 +130,7 @@ def _backward(loop: Loop, of_states: Dict[str, StateGradient], last: Dict[str, s
     net.external_input.extend(sorted({link.outer for link in shown} - set(net.external_input)))
     # Without `enable_rnn_executor`: who turns it on for all loops that have it leaves this one alone, of whose links it
     # does not know.
-    arguments = {"timestep": loop.timestep, FORWARD: loop.workspaces}
+    arguments = {"timestep": loop.timestep, BACKWARD_PASS_OF: loop.workspaces}
     made = Loop(
         name=gradient.sequence,
         forward=new_operator(OPERATOR, [], [], loop.forward, **arguments),

@@ -8,6 +8,7 @@ from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.loop_reading import read_loops
 from caffe2_recurrent.operator_arguments import has_nets
+from caffe2_recurrent.operators import LINK
 from caffe2_recurrent.rewriting import (
     backward_pass,
     dead_operators,
@@ -136,7 +137,7 @@ def apply(rule: Rule, loop: Loop, sizes: Sizes, even_if_slower: bool = False) ->
 
 
 def _out_of_reach(loop: Loop) -> Optional[str]:
-    if any(operator.type == backward_pass.LINK for operator in loop.operators):
+    if any(operator.type == LINK for operator in loop.operators):
         return "it is a backward pass that has been made a loop of its own"
     if loop.forward.device_option.device_type != caffe2_pb2.DeviceOption().device_type:
         return "it does not run on a CPU, and the rules are made for CPUs"

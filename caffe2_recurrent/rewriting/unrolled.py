@@ -20,9 +20,9 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.blob_names import VIEW
 from caffe2_recurrent.loop import Loop, State
 from caffe2_recurrent.operator_arguments import integer
-from caffe2_recurrent.operators import copied, new_operator
+from caffe2_recurrent.operators import LINK, copied, new_operator
 from caffe2_recurrent.rewriting import gradient_memory, row_biases, state_slices
-from caffe2_recurrent.rewriting.backward_pass import LINK, StateGradient, of_initial_value, state_gradients
+from caffe2_recurrent.rewriting.backward_pass import StateGradient, of_initial_value, state_gradients
 from caffe2_recurrent.rewriting.rows import UNITS_AND_GRADIENTS
 from caffe2_recurrent.wiring import Link
 

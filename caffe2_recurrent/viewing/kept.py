@@ -79,7 +79,7 @@ class Memory:
 
 def read_memory(structure: Structure, sizes: LoopSizes, blobs_of_net: Collection[str]) -> Memory:
     """`blobs_of_net` are those that operators of the net around the loop read and write."""
-    views = {view.inner for view in structure.views}
+    views = {view.inner for view in (*structure.views, *structure.shown)}
     outer = {*structure.outer_inputs, *structure.outer_outputs, *blobs_of_net}
     read_back, again = set(structure.read_back), set(structure.computed_again)
     blobs = []

@@ -10,6 +10,7 @@ A blob that is written several times is a node each time, since the operators be
 from typing import Dict, Optional, Sequence, Tuple
 
 from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR
+from caffe2_recurrent.operators import GRADIENT_SUFFIX, LINK
 from caffe2_recurrent.viewing.graph import Graph, Kind, Role
 from caffe2_recurrent.viewing.graph_parts import Parts
 from caffe2_recurrent.viewing.kept import Place, StepBlob
@@ -68,6 +69,9 @@ class _Step:
     def add_operators(self, operators: Operators) -> None:
         last = {blob: position for position, operator in enumerate(operators) for blob in operator.output}
         for position, operator in enumerate(operators):
+            if operator.type == LINK:
+                # Drawn as the links of the engine are, which no operator stands for.
+                continue
             node = self.parts.operator("{} operator {}".format(self.key, position), self.key, operator)
             for blob in operator.input:
                 self.parts.edge(self.value(blob), node, self.kind)
@@ -99,12 +103,14 @@ class _Forward(_Step):
     def __init__(self, parts: Parts, loop: SeenLoop, key: str) -> None:
         super().__init__(parts, loop, key)
         structure = loop.structure
-        parts.cluster(key, "{}\nstep, {}".format(_title(OPERATOR, loop), _steps(loop, 1)), _scopes(loop))
+        which = "step" if structure.backward_pass_of is None else "step of the backward pass"
+        parts.cluster(key, "{}\n{}, {}".format(_title(OPERATOR, loop), which, _steps(loop, 1)), _scopes(loop))
         self.before = {view.inner: view for state in structure.states for view in state.before}
         self.after = {view.inner: view for state in structure.states for view in state.after}
         self.sequences = {sequence.view.inner: sequence.view for sequence in structure.sequences}
         self.buffers = {view.inner: view for view in structure.buffers}
-        self.slices = {view.inner: view for view in structure.views}
+        self.shown = {view.inner: view for view in structure.shown}
+        self.slices = {view.inner: view for view in (*structure.views, *structure.shown)}
         self.blobs: Dict[str, StepBlob] = {blob.inner: blob for blob in loop.memory.blobs}
         self.add_operators(structure.operators)
         self.add_links()
@@ -112,7 +118,7 @@ class _Forward(_Step):
     def read(self, blob: str) -> str:
         if blob in self.sequences:
             return self.own(blob, Role.SEQUENCE, super().small(blob))
-        if blob in self.before:
+        if blob in self.before or blob in self.shown:
             return self.own(blob, self.role(blob), self.small(blob))
         if any(blob == reference.outer for reference in self.loop.structure.references):
             return self.parts.outer(blob, Role.REFERENCE, self.shape(blob))
@@ -125,6 +131,8 @@ class _Forward(_Step):
         """What a blob of the step is at its end."""
         if blob in self.before or blob in self.after:
             return Role.STATE
+        if blob in self.shown:
+            return _role_of_shown(self.shown[blob])
         found, is_sequence = self.blobs.get(blob), blob in self.sequences
         if self.loop.structure.backward is None or found is None:
             return Role.SEQUENCE if is_sequence else Role.VALUE
@@ -155,14 +163,28 @@ class _Forward(_Step):
             for view in state.after:
                 parts.edge(self.value(view.inner), of_all, Kind.TIME)
         gradients = {sequence.outer_gradient for sequence in structure.sequences}
+        if structure.backward is not None:
+            gradients.update(view.outer for view in structure.backward.views)
         for view in self.buffers.values():
             role = Role.GRADIENT if view.outer in gradients else Role.KEPT
             outer = parts.outer(view.outer, role, self.shape(view.outer))
             parts.edge(self.value(view.inner), outer, Kind.FLOW)
+        for view in structure.shown:
+            outer = parts.outer(view.outer, _role_of_shown(view), self.shape(view.outer))
+            if view.inner in self.sources:
+                parts.edge(outer, self.source(view.inner), Kind.FLOW)
+            if view.inner in self.values:
+                parts.edge(self.value(view.inner), outer, Kind.FLOW)
         for output in structure.outputs:
             small = small_print(output.places, self.shape(output.outer))
-            of_all = parts.outer(output.outer_states, Role.STATE)
-            parts.edge(of_all, parts.outer(output.outer, Role.STATE, small), Kind.FLOW)
+            # What a backward pass of its own reads or writes is kept as a state is, and is none.
+            role = (
+                Role.STATE
+                if any(output.outer_states == state.outer_states for state in structure.states)
+                else Role.VALUE
+            )
+            of_all = parts.outer(output.outer_states, role)
+            parts.edge(of_all, parts.outer(output.outer, role, small), Kind.FLOW)
 
 
 class _Backward(_Step):
@@ -238,6 +260,10 @@ class _Backward(_Step):
             if output.outer_gradient is not None and states_gradient is not None:
                 incoming = parts.outer(output.outer_gradient, Role.GRADIENT, output.places)
                 parts.edge(incoming, parts.outer(states_gradient, Role.GRADIENT), Kind.BACK)
+
+
+def _role_of_shown(view: View) -> Role:
+    return Role.GRADIENT if GRADIENT_SUFFIX in view.outer else Role.KEPT
 
 
 def shape_text(tensor: Optional[Tensor]) -> str:

@@ -5,9 +5,11 @@ from typing import Dict, Iterable, Mapping, Optional, Tuple
 
 import numpy as np
 from caffe2.proto import caffe2_pb2
+from caffe2.python import workspace
 
 from caffe2_recurrent.gradient_maker import OPERATOR
-from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loop import INITIAL, Loop
+from caffe2_recurrent.operator_arguments import integers, strings
 from caffe2_recurrent.sizes import Shape, Sizes, loop_outputs
 from caffe2_recurrent.viewing.inner_nets import Numbers, infer_counting, infer_if
 from caffe2_recurrent.viewing.structure import Structure
@@ -33,13 +35,40 @@ def find_outer_tensors(net: caffe2_pb2.NetDef, sizes: Sizes) -> Dict[str, Tensor
     found: Dict[str, Tensor] = {}
     numbers: Numbers = {}
     for operator in net.op:
-        for blob in [*operator.input, *operator.output]:
+        for blob in operator.input:
             shape = sizes.shape(blob)
             if shape is not None and blob not in found:
                 found[blob] = Tensor(shape, kind_in_workspace(blob))
-        if not operator.is_gradient_op:
-            for position, tensor in _outputs(operator, found, numbers).items():
-                found.setdefault(operator.output[position], tensor)
+        inferred = {} if operator.is_gradient_op else _outputs(operator, found, numbers)
+        for position, blob in enumerate(operator.output):
+            shape, tensor = sizes.shape(blob), inferred.get(position)
+            if shape is not None and (tensor is None or workspace.HasBlob(blob)):
+                tensor = Tensor(shape, kind_in_workspace(blob))
+            elif shape is not None and tensor is not None:
+                tensor = Tensor(shape, tensor.kind)
+            if tensor is not None:
+                found.setdefault(blob, tensor)
+        if operator.type == OPERATOR:
+            # By name a later loop may see them, as a backward pass does that is one.
+            for blob, tensor in _states(operator, found).items():
+                found.setdefault(blob, tensor)
+    return found
+
+
+def _states(operator: caffe2_pb2.OperatorDef, known: Mapping[str, Tensor]) -> Dict[str, Tensor]:
+    """All values of the states of a loop, `[T + 1, N, D]`, as far as sequence and initial values are known.
+
+    As initializeRecurrentInput in caffe2/operators/rnn/recurrent_network_op.h makes them.
+    """
+    sequence = known.get(operator.input[0])
+    found: Dict[str, Tensor] = {}
+    if sequence is None or len(sequence.shape) < 2:
+        return found
+    for state, position in zip(strings(operator, "recurrent_states"), integers(operator, INITIAL)):
+        initial = known.get(operator.input[position])
+        if initial is not None and initial.shape:
+            before = initial.shape[0] if len(initial.shape) == 3 else 1
+            found[state] = Tensor((sequence.shape[0] + before, sequence.shape[1], initial.shape[-1]), FLOAT)
     return found
 
 
@@ -77,17 +106,24 @@ def find_loop_sizes(
         (reference.outer, outer[reference.outer]) for reference in structure.references if reference.outer in outer
     )
     # The engine links float32 only.
+    inner.update((view.outer, outer[view.outer]) for view in structure.shown if view.outer in outer)
     views = [view for view in structure.views if view.outer in slices]
     inner.update((view.inner, Tensor((view.window, *slices[view.outer]), FLOAT)) for view in views)
     _through_step(structure, inner, given)
-    return LoopSizes(steps, batch, outer, inner, _missing(net, loop, outer_tensors))
+    return LoopSizes(steps, batch, outer, inner, _missing(net, loop, structure, outer_tensors))
 
 
-def _missing(net: caffe2_pb2.NetDef, loop: Loop, known: Mapping[str, Tensor]) -> Tuple[str, ...]:
+def _missing(net: caffe2_pb2.NetDef, loop: Loop, structure: Structure, known: Mapping[str, Tensor]) -> Tuple[str, ...]:
     """The unknown inputs of the loop, or what they are unknown for."""
+    # Some are there for the order alone.
+    of_steps = {
+        loop.inputs[0],
+        *_outer_blobs(structure, of_operator=False),
+        *(state.outer_initial for state in loop.states),
+    }
     writers = {blob: operator for operator in reversed(net.op) for blob in operator.output}
     seen: Dict[str, bool] = {}
-    waiting = [blob for blob in reversed(loop.inputs) if blob not in known]
+    waiting = [blob for blob in reversed(loop.inputs) if blob in of_steps and blob not in known]
     while waiting:
         blob = waiting.pop()
         read = writers[blob].input if blob in writers else []
@@ -97,11 +133,12 @@ def _missing(net: caffe2_pb2.NetDef, loop: Loop, known: Mapping[str, Tensor]) ->
     return tuple(blob for blob, is_first in seen.items() if is_first)
 
 
-def _outer_blobs(structure: Structure) -> Iterable[str]:
-    yield from structure.outer_inputs
-    yield from structure.outer_outputs
+def _outer_blobs(structure: Structure, of_operator: bool = True) -> Iterable[str]:
+    if of_operator:
+        yield from structure.outer_inputs
+        yield from structure.outer_outputs
     yield from (reference.outer for reference in structure.references)
-    yield from (view.outer for view in structure.views)
+    yield from (view.outer for view in (*structure.views, *structure.shown))
 
 
 def _through_step(structure: Structure, known: Dict[str, Tensor], given: Mapping[str, Shape]) -> None:

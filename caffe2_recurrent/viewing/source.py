@@ -1,7 +1,7 @@
 """The loops of whatever a caller wants to see: a model, a net, or one of a loop's two operators."""
 
 from dataclasses import dataclass
-from typing import Any, Collection, Mapping, Tuple, Union
+from typing import Any, Collection, Mapping, Optional, Tuple, Union
 
 from caffe2.proto import caffe2_pb2
 
@@ -28,12 +28,14 @@ class SeenLoop:
     """A loop with its sizes and what its steps keep.
 
     Without a forward operator in what was given (`has_forward`), it is what the gradient operator says of it.
+    `backward_pass` is the name of the loop that is its backward pass, if one is.
     """
 
     has_forward: bool
     structure: Structure
     sizes: LoopSizes
     memory: Memory
+    backward_pass: Optional[str]
 
 
 @dataclass(frozen=True)
@@ -61,11 +63,13 @@ def read_source(net_or_op: Any, shapes: Any, types: Problems, values: Problems) 
     tensors = find_outer_tensors(net, find_sizes(net, init_net_of(net_or_op), known_shapes))
     blobs_of_net = {blob for operator in net.op for blob in [*operator.input, *operator.output]}
     seen = []
-    for loop in loops.values():
-        structure = read_structure(loop)
+    structures = [read_structure(loop) for loop in loops.values()]
+    backward_passes = {found.backward_pass_of: found.name for found in structures if found.backward_pass_of}
+    for loop, structure in zip(loops.values(), structures):
         sizes = find_loop_sizes(net, loop, structure, tensors, known_shapes)
         memory = read_memory(structure, sizes, blobs_of_net)
-        seen.append(SeenLoop(loop.outputs[-1] in forward, structure, sizes, memory))
+        backward_pass = backward_passes.get(loop.outputs[-1])
+        seen.append(SeenLoop(loop.outputs[-1] in forward, structure, sizes, memory, backward_pass))
     return Source(name, net, tuple(seen))
 
 

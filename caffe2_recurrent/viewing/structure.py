@@ -10,21 +10,28 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from caffe2.proto import caffe2_pb2
 
+from caffe2_recurrent.operators import LINK
+
 Operators = Sequence[caffe2_pb2.OperatorDef]
 
 
 class View(NamedTuple):
-    """A step-net blob that is a view: slices `[t + offset, t + offset + window)` of an outer blob."""
+    """A step-net blob that is a view: slices `[t + offset, t + offset + window)` of an outer blob.
+
+    Where an operator of the step makes it, `number` is the blob that it reads in place of t.
+    """
 
     inner: str
     outer: str
     offset: int
     window: int
+    number: str = "t"
 
     @property
     def places(self) -> str:
         """`[t]`, `[t + 1]`; with a window of 3, `[t:t + 3]`."""
-        start, end = ("t + {}".format(step) if step else "t" for step in (self.offset, self.offset + self.window))
+        ends = (self.offset, self.offset + self.window)
+        start, end = ("{} + {}".format(self.number, step) if step else self.number for step in ends)
         return "[{}]".format(start if self.window == 1 else "{}:{}".format(start, end))
 
 
@@ -112,6 +119,9 @@ class Structure:
     the step that lie in the workspace that all steps have in common. `outer_inputs` and `outer_outputs` are those of
     the forward operator; the last output holds the steps' workspaces. `scope` is what the loop's own outer blobs begin
     with.
+
+    `shown` are views that operators of the step make, as in a backward pass that `optimize` has made a loop of its own;
+    `backward_pass_of` then has the step workspaces of the loop which it belongs to.
     """
 
     name: str
@@ -130,6 +140,8 @@ class Structure:
     outer_inputs: Tuple[str, ...]
     outer_outputs: Tuple[str, ...]
     backward: Optional[Backward]
+    shown: Tuple[View, ...] = ()
+    backward_pass_of: Optional[str] = None
 
     @property
     def views(self) -> List[View]:
@@ -138,9 +150,19 @@ class Structure:
         return [sequence.view for sequence in self.sequences] + of_states + list(self.buffers)
 
     @property
+    def written(self) -> List[str]:
+        """Outputs of a backward pass that are no views of its states: what operators of its steps write slices of."""
+        if self.backward_pass_of is None:
+            return []
+        of_states = {output.outer for output in self.outputs}
+        return [blob for blob in self.outer_outputs[:-1] if blob not in of_states]
+
+    @property
     def computed(self) -> List[str]:
         """What the step computes, in the order in which it does."""
-        return list(dict.fromkeys(blob for operator in self.operators for blob in operator.output))
+        # An operator that makes a view has the blob that this is a view of among its outputs, too.
+        outputs = (operator.output[:1] if operator.type == LINK else operator.output for operator in self.operators)
+        return list(dict.fromkeys(blob for found in outputs for blob in found))
 
     @property
     def computed_again(self) -> List[str]:

@@ -10,7 +10,7 @@ from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.loop_reading import read_links, read_renames
 from caffe2_recurrent.operator_arguments import integer, integers, string, strings
 from caffe2_recurrent.operator_arguments import net as net_argument
-from caffe2_recurrent.operators import gradient_name
+from caffe2_recurrent.operators import BACKWARD_PASS_OF, LINK, gradient_name
 from caffe2_recurrent.viewing.structure import (
     Backward,
     Executor,
@@ -40,13 +40,31 @@ def read_structure(loop: Loop) -> Structure:
         outputs=tuple(_outputs(loop)),
         timestep=loop.timestep,
         shared=tuple(loop.shared),
-        scope=own_prefix(loop.forward),
+        scope=_scope(loop),
         executor=_executor(loop.forward),
         device=loop.forward.device_option,
         outer_inputs=tuple(loop.inputs),
         outer_outputs=tuple(loop.outputs),
         backward=backward,
+        shown=tuple(_shown(loop)),
+        backward_pass_of=string(loop.forward, BACKWARD_PASS_OF, "") or None,
     )
+
+
+def _scope(loop: Loop) -> str:
+    """A backward pass has that of the loop which it belongs to."""
+    forward = string(loop.forward, BACKWARD_PASS_OF, "")
+    if not forward:
+        return own_prefix(loop.forward)
+    return own_prefix(caffe2_pb2.OperatorDef(output=[forward]))
+
+
+def _shown(loop: Loop) -> Iterable[View]:
+    for operator in loop.operators:
+        if operator.type == LINK:
+            number = "t" if operator.input[0] == loop.timestep else operator.input[0].split("/")[-1]
+            offset, window = integer(operator, "offset", 0), integer(operator, "window", 1)
+            yield View(operator.output[0], operator.input[1], offset, window, number)
 
 
 def _views(operator: caffe2_pb2.OperatorDef, prefix: str) -> Tuple[View, ...]:

@@ -11,6 +11,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import workspace
 
 from caffe2_recurrent.operator_arguments import integer, integers, string
+from caffe2_recurrent.operators import LINK
 from caffe2_recurrent.sizes import Shape
 
 _TYPES = caffe2_pb2.TensorProto
@@ -59,6 +60,10 @@ def infer(operator: caffe2_pb2.OperatorDef, inputs: Tensors) -> Dict[int, Tensor
     """The outputs, by position, as far as they follow from the inputs."""
     if operator.type == "ATen" and string(operator, "operator", "") == "split_with_sizes":
         return _parts(operator, inputs[0])
+    if operator.type == "ATen" and string(operator, "operator", "") == "view_as":
+        return {} if inputs[1] is None else {0: inputs[1]}
+    if operator.type == LINK:
+        return _view(operator, inputs)
     rule = RULES.get(operator.type)
     if rule is not None:
         tensor = rule(operator, inputs)
@@ -80,6 +85,14 @@ def infer(operator: caffe2_pb2.OperatorDef, inputs: Tensors) -> Dict[int, Tensor
         for position, blob in enumerate(operator.output)
         if blob in shapes
     }
+
+
+def _view(operator: caffe2_pb2.OperatorDef, inputs: Tensors) -> Dict[int, Tensor]:
+    """A view of slices of a blob, which is there as the second output."""
+    whole = inputs[1]
+    if whole is None or not whole.shape:
+        return {}
+    return {0: Tensor((integer(operator, "window", 1), *whole.shape[1:]), whole.kind), 1: whole}
 
 
 def _like(position: int) -> Rule:

@@ -7,7 +7,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.viewing.kept import STEP_NUMBER_BYTES, Place, StepBlob
 from caffe2_recurrent.viewing.operator_text import arguments_text, device_text, type_text
 from caffe2_recurrent.viewing.source import SeenLoop
-from caffe2_recurrent.viewing.structure import Executor, Output, Reference, SequenceInput, State
+from caffe2_recurrent.viewing.structure import Executor, Output, Reference, SequenceInput, State, View
 from caffe2_recurrent.viewing.tensors import Tensor
 
 UNKNOWN = "?"
@@ -37,7 +37,11 @@ def _facts(loop: SeenLoop) -> Iterator[str]:
         yield "sizes shown as ? follow from shapes of {}".format(", ".join(sizes.missing))
     if not loop.has_forward:
         yield "its forward operator is not here; if that was optimised, it links and shares more than is shown"
-    if structure.backward is None:
+    if structure.backward_pass_of is not None:
+        yield "it is the backward pass of the loop with the step workspaces '{}'".format(structure.backward_pass_of)
+    elif loop.backward_pass is not None:
+        yield "it has no backward step: its backward pass is the loop '{}'".format(loop.backward_pass)
+    elif structure.backward is None:
         yield "forward only: it has no backward step"
     elif not structure.backward.in_net:
         yield "it has a backward step; its gradient operator is not here"
@@ -51,7 +55,10 @@ def _sections(loop: SeenLoop) -> Iterator[Section]:
     without = [reference for reference in structure.references if reference.outer_gradient is None]
     yield Section("references with a gradient", [_reference(loop, reference) for reference in with_gradient])
     yield Section("references without a gradient", [_reference(loop, reference) for reference in without])
-    yield Section("outputs", [_output(loop, output) for output in structure.outputs])
+    if structure.shown:
+        yield Section("slices of blobs of the net", [_shown(loop, view) for view in structure.shown])
+    written = ["{} is written in slices by the steps".format(_outer(loop, blob)) for blob in structure.written]
+    yield Section("outputs", written + [_output(loop, output) for output in structure.outputs])
     yield Section(_kept_title(loop), _kept(loop))
     if backward is not None:
         yield Section("computed again by the backward step", [_step_blob(blob) for blob in _computed_again(loop)])
@@ -86,6 +93,10 @@ def _state(loop: SeenLoop, state: State) -> Iterator[str]:
 def _reference(loop: SeenLoop, reference: Reference) -> str:
     shown = _outer(loop, reference.outer)
     return shown if reference.outer_gradient is None else "{}; gradient {}".format(shown, reference.outer_gradient)
+
+
+def _shown(loop: SeenLoop, view: View) -> str:
+    return "{} is {}; {}".format(_inner(loop, view.inner), view.outer + view.places, _outer(loop, view.outer))
 
 
 def _output(loop: SeenLoop, output: Output) -> str:
