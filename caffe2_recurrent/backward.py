@@ -6,7 +6,7 @@
     3. every state, sequence and reference gets its gradient in a dense blob of its own:
 
            passed through, and wanted twice or linked elsewhere   Copy       -> <blob>_grad
-           sparse (indices, values)                               SparseToDense -> <blob>_grad (sparse_gradients.py)
+           sparse (indices, values)                               SparseToDense -> <blob>_grad
            a state or sequence with no gradient at all            ConstantFill 0 -> <blob>_grad
            of a sequence that the step sees as several blobs      Sum        -> <the first of them>_grad
 
@@ -26,7 +26,7 @@ Source: RecurrentNetworkGradientOp in caffe2/operators/rnn/recurrent_network_op.
 
 import itertools
 from dataclasses import dataclass
-from typing import Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core
@@ -35,7 +35,6 @@ from caffe2_recurrent.apart import rename_gradients
 from caffe2_recurrent.operators import copied, gradient_name, operator_beside
 from caffe2_recurrent.problems import Problems, names
 from caffe2_recurrent.recompute import Recompute
-from caffe2_recurrent.sparse_gradients import dense_operators
 from caffe2_recurrent.step_gradients import StepGradients, derive
 from caffe2_recurrent.step_net import StepNet
 from caffe2_recurrent.wiring import Link, OuterState
@@ -106,7 +105,8 @@ def derive_backward(
     net.external_input.extend(step_net.proto.external_input)
     net.external_input.extend(step_net.proto.external_output)
     net.op.extend(again)
-    accumulating = list(_accumulating(body, frozenset(net.external_input)))
+    ends = {output_gradients[output]: count for output, count in derived.of_last_values.items()}
+    accumulating = list(_accumulating(body, frozenset(net.external_input), ends))
     net.op.extend(accumulating)
     written = (blob for operator in accumulating for blob in operator.output)
     blobs = tuple(dict.fromkeys(itertools.chain(output_gradients.values(), written)))
@@ -167,7 +167,7 @@ class _OwnGradients:
         if gradient is None:
             self._add(blob, "ConstantFill", [blob], value=0.0)
         elif isinstance(gradient, core.GradientSlice):
-            self._make(blob, lambda target, beside: dense_operators(gradient, blob, target, beside))
+            self._add(blob, "SparseToDense", [str(gradient.indices), str(gradient.values), blob])
         elif str(gradient) in self._taken or str(gradient) in self._of_loops:
             self._add(blob, "Copy", [str(gradient)])
         else:
@@ -183,10 +183,6 @@ class _OwnGradients:
             self._taken.add(self.gradients[blobs[0]])
 
     def _add(self, blob: str, kind: str, inputs: List[str], **arguments: float) -> None:
-        self._make(blob, lambda target, beside: [operator_beside(kind, inputs, [target], beside, **arguments)])
-
-    def _make(self, blob: str, made: Callable[[str, caffe2_pb2.OperatorDef], List[caffe2_pb2.OperatorDef]]) -> None:
-        """Let operators make the gradient of `blob`, in a blob of a name that is free."""
         if not self.operators:
             self._written.update(output for operator in self._derived.operators for output in operator.output)
             self._readers = _first_readers(self._step_operators)
@@ -195,7 +191,7 @@ class _OwnGradients:
             target += "_own"
         self._written.add(target)
         beside = self._readers.get(blob, self._step_operators[0])
-        self.operators += made(target, beside)
+        self.operators.append(operator_beside(kind, inputs, [target], beside, **arguments))
         self.gradients[blob] = target
 
 
@@ -219,26 +215,27 @@ def _kept_blobs(step_net: StepNet, backward_operators: Sequence[caffe2_pb2.Opera
     return tuple(blob for blob in in_order if blob in step_net.writes and blob in needed and blob not in exported)
 
 
-def _accumulating(operators: Iterable[caffe2_pb2.OperatorDef], received: frozenset) -> Iterable[caffe2_pb2.OperatorDef]:
-    # What has been read was whole: what is written after that is the gradient of what the blob was before, as an
-    # operator in place or a name that is used again has it.
-    read: Set[str] = set()
-    for operator in operators:
+def _accumulating(
+    operators: Sequence[caffe2_pb2.OperatorDef], received: frozenset, ends: Mapping[str, int]
+) -> Iterable[caffe2_pb2.OperatorDef]:
+    """The operators, made to add to gradients that are `received`.
+
+    `ends` says how many of them belong to what reads the last value of a state output. What comes after these and is
+    written by the name of its gradient is that of a value before, which nobody outside has.
+    """
+    for position, operator in enumerate(operators):
+        # An operator that also reads the blob adds to what is there by itself.
         clashing = [
-            position
-            for position, output in enumerate(operator.output)
-            if output in received and output not in operator.input and output not in read
+            output
+            for output in dict.fromkeys(operator.output)
+            if output in received and output not in operator.input and position < ends.get(output, len(operators))
         ]
-        read.update(operator.input)
         if not clashing:
-            # An operator that also reads the blob adds to what is there by itself.
             yield operator
             continue
         renamed = copied(operator)
-        outputs = [operator.output[position] for position in clashing]
-        for position, output in zip(clashing, outputs):
-            renamed.output[position] = output + "_accum"
+        renamed.output[:] = [output + "_accum" if output in clashing else output for output in operator.output]
         yield renamed
-        for output in outputs:
+        for output in clashing:
             target = core.BlobReference(output)
             yield core.CreateOperator("Sum", [target, target + "_accum"], [target])

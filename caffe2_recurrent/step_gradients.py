@@ -11,6 +11,8 @@ has no gradient is collected instead of ending the pass. Beside that:
 - The gradient of Mul, Sqr, Pow and Log needs what they have read, also where they write to the same blob, which Caffe2
   does not mind: there a step is to keep a copy, and the gradient that arrives is copied too, as it has the same name as
   the one that is to be made of it.
+- A sparse gradient is made flat where it arises (sparse_gradients.py), when its blobs hold what is meant, and so that
+  those of several operators can be joined.
 - A gradient that several operators make in turn, as that of Sqrt and Pow, has another name until the last one: where
   gradients are added up Caffe2 takes each time that one is written for an addend. It is right where the operators do
   not read it, as for a product of a blob with itself.
@@ -29,6 +31,7 @@ from caffe2.python import core
 from caffe2_recurrent.operators import copied, copy_operator, gradient_name, operator_beside
 from caffe2_recurrent.passed_through import PassedThrough
 from caffe2_recurrent.problems import Problems, names
+from caffe2_recurrent.sparse_gradients import flat
 
 # Their gradients are made of those of all outputs.
 OF_ALL_OUTPUTS = frozenset(["LSTMUnit", "Split"])
@@ -47,12 +50,14 @@ class Overwritten(NamedTuple):
 class StepGradients(NamedTuple):
     """The gradient operators of a step, and the gradient (dense name or `GradientSlice`) of each blob by name.
 
-    They read copies of what is `overwritten`, which the step has to make.
+    They read copies of what is `overwritten`, which the step has to make. `of_last_values` says how many of them, from
+    the first on, belong to operators that come after the last one that writes an output of the step.
     """
 
     operators: List[caffe2_pb2.OperatorDef]
     of: Dict[str, Any]
     overwritten: List[Overwritten]
+    of_last_values: Dict[str, int]
 
 
 def derive(
@@ -69,7 +74,11 @@ def derive(
         derived, of = [], {}
     for text in representation.failures:
         problems.add("{}", text)
-    return StepGradients(derived, {str(blob): gradient for blob, gradient in of.items()}, representation.overwritten)
+    # Operators that the pass begins with, if it ever does, are of no operator of the step.
+    before = len(derived) - representation.made
+    of_last_values = {output: before + count for output, count in representation.of_last_values.items()}
+    by_name = {str(blob): gradient for blob, gradient in of.items()}
+    return StepGradients(derived, by_name, representation.overwritten, of_last_values)
 
 
 class _Representation(core.IR):
@@ -82,6 +91,9 @@ class _Representation(core.IR):
     def __init__(self, operators: Sequence[caffe2_pb2.OperatorDef], outputs: frozenset) -> None:
         self._outputs = outputs
         self.failures: List[str] = []
+        # How many gradient operators there are so far, and how many there were at the last writer of each output.
+        self.made = 0
+        self.of_last_values: Dict[str, int] = {}
         self.overwritten: List[Overwritten] = []
         # The gradient that an operator has which overwrites what it needs.
         self._arrived = ""
@@ -108,6 +120,12 @@ class _Representation(core.IR):
         if overwritten is not None:
             gradient_ops[:], g_input[:] = _gradients_as_if_apart(operator, g_output)
         _keep(g_output, gradient_ops, g_input)
+        for position, gradient in enumerate(g_input):
+            if isinstance(gradient, core.GradientSlice):
+                blob = operator.input[position]
+                prefix = "{}_{}".format(gradient_name(blob), fwd_op_idx)
+                made, g_input[position] = flat(gradient, blob, prefix, operator)
+                gradient_ops += made
         computed = frozenset(output for gradient_op in gradient_ops for output in gradient_op.output)
         for position, gradient in enumerate(g_input):
             if not isinstance(gradient, str) or gradient in computed:
@@ -155,6 +173,8 @@ class _Representation(core.IR):
         self, forward_op_idx: int, input_to_grad: Dict[str, Any]
     ) -> Tuple[Dict[str, Any], List[Any]]:
         operator, in_versions, _ = self.ssa[forward_op_idx]
+        for blob in self._outputs.intersection(operator.output):
+            self.of_last_values.setdefault(blob, self.made)
         told = _with_zeros(operator, dict(input_to_grad))
         overwritten = _overwritten(operator)
         # A sparse one is refused, as by any such operator.
@@ -165,7 +185,9 @@ class _Representation(core.IR):
         for blob in set(operator.output).difference(operator.input):
             input_to_grad.pop(blob, None)
         try:
-            return super()._GenerateGradientsForForwardOp(forward_op_idx, told)
+            gradients, operators = super()._GenerateGradientsForForwardOp(forward_op_idx, told)
+            self.made += len(operators)
+            return gradients, operators
         except Exception as error:
             self.failures.append(self._explain(forward_op_idx, told, error))
             # Go on as if there were a gradient, so that operators further up are looked at as well.
@@ -175,7 +197,9 @@ class _Representation(core.IR):
 
     def DoGradientAccumulation(self, fwd_op_idx: int) -> Tuple[List[Any], Dict[str, Any]]:  # noqa: N802
         try:
-            return super().DoGradientAccumulation(fwd_op_idx)
+            operators, gradients = super().DoGradientAccumulation(fwd_op_idx)
+            self.made += len(operators)
+            return operators, gradients
         except RuntimeError as error:
             operator = self.ssa[fwd_op_idx].op
             self.failures.append(

@@ -3,13 +3,13 @@
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Counter as CounterType
-from typing import Dict, List, Mapping, Tuple
+from typing import Dict, FrozenSet, List, Mapping, Tuple
 
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.arguments import DEFAULT_TIMESTEP, Request
 from caffe2_recurrent.blob_names import all_names
-from caffe2_recurrent.operator_arguments import string
+from caffe2_recurrent.operator_arguments import has_nets, string
 from caffe2_recurrent.operators import SHOWING, copy_operator, is_written_next
 from caffe2_recurrent.problems import Problems, names
 
@@ -89,6 +89,7 @@ def read_step_net(request: Request, problems: Problems) -> StepNet:
     proto.CopyFrom(request.cell_net.Proto())
     # The operator runs the step net itself; any other net type would be a net within it.
     proto.type = "simple"
+    _set_earlier_values_apart(proto, frozenset(request.links.values()))
     _set_unread_apart(proto)
     sequences = tuple(Sequence(inner, outer) for inner, outer in request.sequences)
     states = tuple(
@@ -105,6 +106,26 @@ def read_step_net(request: Request, problems: Problems) -> StepNet:
     _check_inputs(step_net, request, problems)
     _check_links(step_net, request, problems)
     return step_net
+
+
+def _set_earlier_values_apart(proto: caffe2_pb2.NetDef, outputs: FrozenSet[str]) -> None:
+    """Give what a step calls like a state output, before it makes that, a name of its own.
+
+    The blob of the output is a view of a slice, which a value of another size would take its memory from.
+    """
+    used = set(all_names(proto))
+    for blob in outputs:
+        fresh = [at for at, operator in enumerate(proto.op) if blob in operator.output and blob not in operator.input]
+        before = proto.op[: fresh[-1]] if fresh else []
+        if len(fresh) < 2 or any(map(has_nets, before)):
+            continue
+        name = blob
+        while name in used:
+            name += "_earlier"
+        used.add(name)
+        for operator in before:
+            operator.input[:] = [name if read == blob else read for read in operator.input]
+            operator.output[:] = [name if written == blob else written for written in operator.output]
 
 
 def _set_unread_apart(proto: caffe2_pb2.NetDef) -> None:

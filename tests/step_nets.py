@@ -499,6 +499,29 @@ def state_output_written_twice():
     return make.done(outputs_with_grads=(0, 1, 2, 3))
 
 
+def state_output_named_as_something_smaller():
+    """It is a view of a slice, which an operator that makes half of it would take from it."""
+    make = Maker()
+    x, h = make.sequence("x_t", 2 * D), make.state()
+    first, second = make.cell.Split(x, ["h_t", "second"], axis=2)
+    scaled = make.cell.Mul([make.cell.Concat([first, second], ["both", "sizes"], axis=2)[0], x], "scaled")
+    half, other = make.cell.Split(scaled, ["half", "other"], axis=2)
+    wide = make.cell.Concat([half, other], ["h_t", "h_t_sizes"], axis=2)[0]
+    parts = make.cell.Split(make.cell.Tanh(wide, "wide"), ["one", "two"], axis=2)
+    make.link(h, make.cell.Tanh(make.cell.Sum([make.cell.Mul([parts[0], h], "oh"), parts[1]], "total"), "h_t"))
+    return make.done()
+
+
+def state_output_that_is_no_longer_differentiated():
+    """What it was called before has a gradient, and it has none itself."""
+    make = Maker()
+    x, a, b = make.sequence(), make.state("a"), make.state("b")
+    before = make.cell.Sum([x, a], "b_t")
+    make.link(a, make.cell.Tanh(make.cell.Negative(before, "negative"), "a_t"))
+    make.link(b, make.cell.ConstantFill([x], "b_t", value=0.5))
+    return make.done(outputs_with_grads=(0, 1, 2, 3))
+
+
 def part_of_a_split_changed_in_place():
     """No gradient reaches that part; the zeros in its place need nothing but its shape."""
     make = Maker()
@@ -552,6 +575,8 @@ MENDED = [
     overwritten_before_their_gradients,
     state_multiplied_in_place,
     state_output_written_twice,
+    state_output_named_as_something_smaller,
+    state_output_that_is_no_longer_differentiated,
     part_of_a_split_changed_in_place,
     exported_blob_that_is_no_state,
     recomputed_state_output,

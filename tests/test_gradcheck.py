@@ -67,6 +67,20 @@ def test_a_loss_that_is_one_large_number(is_wrong, seed, monkeypatch):
         gradcheck(model, loss, shapes, seed=seed)
 
 
+@pytest.mark.parametrize("size", [1.0, 1e5, 1e9])
+def test_large_elements_that_stay_as_they_are_hide_nothing(size, monkeypatch):
+    """As the scores of what is masked, which are joined with others."""
+    net, outputs, shapes = elman()
+    mask = net.ConstantFill([outputs[0]], "mask", value=-size)
+    joined = net.Concat([outputs[0], mask], ["joined", "joined_sizes"], axis=2)[0]
+    gradcheck(net, joined, shapes)
+    gradients = Trial.gradients
+    monkeypatch.setattr(
+        Trial, "gradients", lambda *arguments: {blob: 0.95 * found for blob, found in gradients(*arguments).items()}
+    )
+    assert "WRONG" in refused(GradientsDiffer, net, joined, shapes)
+
+
 DIFFERENTIABLE = [make for make in step_nets.AS_CAFFE2 + step_nets.MENDED if make != step_nets.lstm_forward_only]
 
 
@@ -105,7 +119,9 @@ def test_a_slope_is_as_exact_as_said(size, step):
     weights = np.random.RandomState(0).standard_normal(3).astype(np.float32)
     expected = (3 * x.astype(np.float64) ** 2 * weights)[check.worst]
     assert abs(check.numerical - expected) < 0.2 * check.allowed
-    rounding = max(3e-5 * 3**0.5, 4 * 2.0**-23 * np.linalg.norm(x.astype(np.float64) ** 3 * weights) / step)
+    # Each element of x changes one of the output; the others say nothing of rounding, however large they are.
+    moved = np.array([x.astype(np.float64) + step, x.astype(np.float64) + 2 * step])
+    rounding = max(3e-5 * 3**0.5, 4 * 2.0**-23 * np.abs(moved**3 * weights).max() / step)
     assert (rounding > 3e-5 * 3**0.5) == (size > 1 or step < 2.0**-6)
     assert check.allowed == pytest.approx(rounding + 1e-3 * np.abs(3 * x**2 * weights).max(), rel=1e-3)
 

@@ -1,6 +1,9 @@
 """What is overwritten before anything reads it is not run: the RNN executor might run it last."""
 
+import types
+
 import pytest
+from caffe2.python import core
 
 import comparing
 import rewriting_support as support
@@ -37,10 +40,46 @@ def test_what_a_rule_has_left_without_a_reader_goes(executor):
 
 
 def test_it_is_seen_where_it_does_not_go(monkeypatch):
-    monkeypatch.setattr(dead_operators, "remove", lambda loop: False)
+    monkeypatch.setattr(dead_operators, "remove", lambda loop, but: False)
     net, _, _ = build(reader_that_can_be_moved_out())
     optimize(net, [RULE], even_if_slower=True)
     assert set(support.unordered(net.Proto())) == {"v"}
+
+
+def stateful(kind):
+    """A loop that Caffe2's own builder might have made, of operators that nobody reads, and two sums to merge."""
+    make = step_nets.Maker()
+    x, h = make.sequence(), make.state()
+    total = make.cell.Sum([make.cell.Sum([x, h], "sum"), x], "total")
+    make.link(h, make.cell.Tanh(total, "h_t"))
+    net, _, _ = build(make.done(forward_only=True))
+    step = support.step(net).op
+    for _ in range(2):
+        step.add(type=kind, input=["x_t"], output=["dummy"])
+    return net
+
+
+@pytest.mark.parametrize("kind", ["Python", "CountUp", "Tanh"])
+def test_what_was_so_before_stays(kind):
+    net = stateful(kind)
+    assert optimize(net, ["merged_sums"]).counts["merged_sums"] == 1
+    assert [operator.type for operator in support.step(net).op].count(kind) == (3 if kind == "Tanh" else 2)
+
+
+def test_memory_that_is_read_by_another_name_stays():
+    operators = [
+        core.CreateOperator("Sum", ["x", "h"], ["a"]),
+        core.CreateOperator("Alias", ["a"], ["v"]),
+        core.CreateOperator("Negative", ["x"], ["a"]),
+        core.CreateOperator("Copy", ["v"], ["h_t"]),
+        core.CreateOperator("Copy", ["h"], ["a"]),
+    ]
+    loop = types.SimpleNamespace(steps=[operators])
+    assert not dead_operators.remove(loop, frozenset())
+    del operators[1], operators[2]
+    # Without the other name the first two are dead.
+    assert dead_operators.remove(loop, frozenset())
+    assert [operator.type for operator in operators] == ["Copy"]
 
 
 def test_rules_that_were_in_doubt_are_asked_again():

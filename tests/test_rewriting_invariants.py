@@ -141,7 +141,7 @@ def test_an_operator_that_nothing_reads_moves_too():
 
 
 def test_operators_of_the_backward_step_move():
-    """The joined indices of a table's two gradients are the same in all steps."""
+    """The joined indices of a table's two gradients are the same in all steps, and what makes them flat."""
     net, _, _ = build(step_nets.sparse_and_twice())
     report = optimize(net, rules=[RULE])
     assert [rewrite.what.split()[0] for rewrite in report.rewrites] == [
@@ -149,6 +149,7 @@ def test_operators_of_the_backward_step_move():
         "ExpandDims",
         "Gather",
         "ExpandDims",
+        *2 * ["Shape", "Slice", "FlattenToVec", "Shape", "Concat", "FlattenToVec"],
         "Concat",
     ]
     # That of the values stays.
@@ -163,7 +164,9 @@ def test_registry(make):
         "undifferentiated_reference": 1,
         "initial_state_compared_in_the_step": 3,
         "sequence_read_whole": 2,
-        "sparse_and_twice": 5,
+        "sparse_and_twice": 17,
+        # The shape of a row of the table.
+        "sequence_without_gradient": 2,
     }
     assert assert_kept(make()).counts == {RULE: expected.get(make.__name__, 0)}
 

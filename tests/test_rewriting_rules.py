@@ -8,6 +8,7 @@ from caffe2.python.model_helper import ModelHelper
 
 import comparing
 import rewriting_support as support
+import rewritten_loops
 import step_nets
 from caffe2_recurrent import GRU, LSTM, optimize, recurrent_net
 from caffe2_recurrent.loop import Parameter
@@ -891,3 +892,31 @@ def test_a_sum_that_the_step_exports_is_not_taken_apart(monkeypatch):
     step = support.step(model.net)
     step.external_output.append("layer/gates_t")
     assert support.reasons(model.net, "scaled_weights") == ["'layer/gates_t' is needed elsewhere too"]
+
+
+def product_whose_name_was_that_of_something_larger(forward):
+    """Linked to slices `[1, N, D / 2]`, the larger value would take the blob's memory from it."""
+    make = step_nets.Maker()
+    x, h = make.sequence(), make.state(shape=(step_nets.N, 2))
+    if forward:
+        first = make.fc(x, "a")
+        second = make.cell.Split(first, ["p", "q"], axis=2)[1]
+        make.cell.Tanh(make.cell.Sum([second, h], "qh"), first)
+        make.link(h, make.fc(first, "h_t", 2, 2))
+    else:
+        product = make.fc(x, "a")
+        second = make.cell.Split(product, ["p", "q"], axis=2)[1]
+        make.cell.Negative(second, product)
+        make.link(h, make.cell.Sum([make.cell.Negative(product, "n"), h], "h_t"))
+    return make.done()
+
+
+@pytest.mark.parametrize("forward", [True, False], ids=["forward", "backward"])
+def test_parameter_gradients_leaves_names_of_several_values_alone(forward):
+    step_net = product_whose_name_was_that_of_something_larger(forward)
+    net, _, _ = rewritten_loops.build(step_net)
+    kind = "step" if forward else "backward step"
+    text = "'a{}' is the name of several values of the {}, which may be of different sizes"
+    assert text.format("" if forward else "_grad", kind) in support.reasons(net, "parameter_gradients")
+    with support.optimising(["parameter_gradients"]):
+        comparing.assert_right(recurrent_net, step_net)

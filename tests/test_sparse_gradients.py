@@ -41,7 +41,35 @@ def reference_of_indices(indices, twice=False):
     return net, outputs[0], {"x": np.full((3, N, D), 0.25, np.float32), "ids": np.array(indices, np.int32)}
 
 
-CASES = {"words": words}
+def names_used_again():
+    """What is read of the table is called as something else before; both have gradients."""
+    step = core.Net("step")
+    x, h, table, ids = step.AddExternalInputs("x_t", "h_prev", "table", "ids")
+    first = step.Sin(x, "a")
+    negative = step.Negative(first, "negative")
+    rows = step.Gather([table, ids], "a")
+    h_t = step.Tanh(step.Sum([step.Mul([negative, step.Tanh(rows, "bounded")], "product"), h], "total"), "h_t")
+    step.AddExternalOutput(h_t)
+    net = core.Net("again")
+    outputs = recurrent_net(net, step, [(x, "x")], [(h, "h0")], {h: h_t}, outputs_with_grads="auto", scope="loop")
+    return net, outputs[0], {"x": np.full((3, N, D), 0.25, np.float32), "ids": np.array([[2, 0]], np.int32)}
+
+
+def indices_of_several_axes():
+    """Sparse gradients of one table, by `[N]` and by `[1, N]`, are joined."""
+    step = core.Net("step")
+    x, h, table, ids, flat_ids = step.AddExternalInputs("x_t", "h_prev", "table", "ids", "flat_ids")
+    one = step.ExpandDims(step.Gather([table, flat_ids], "one"), "one_step", dims=[0])
+    other = step.Mul([step.Gather([table, ids], "other"), x], "scaled")
+    h_t = step.Tanh(step.Sum([one, other, h], "total"), "h_t")
+    step.AddExternalOutput(h_t)
+    net = core.Net("several")
+    outputs = recurrent_net(net, step, [(x, "x")], [(h, "h0")], {h: h_t}, outputs_with_grads="auto", scope="loop")
+    values = {"ids": np.array([[2, 0]], np.int32), "flat_ids": np.array([2, 4], np.int32)}
+    return net, outputs[0], {"x": np.full((3, N, D), 0.25, np.float32), **values}
+
+
+CASES = {"words": words, "names used again": names_used_again, "several axes": indices_of_several_axes}
 for name, indices in INDICES.items():
     CASES["reference " + name] = lambda indices=indices: reference_of_indices(indices)
     CASES["twice, reference " + name] = lambda indices=indices: reference_of_indices(indices, twice=True)
@@ -76,3 +104,16 @@ def test_steps_of_which_some_are_read(indices):
     read = model.net.Gather([hidden_all, "ids"], "read")
     ids = np.array(indices, np.int32)
     gradcheck(model, read, {"x": np.random.RandomState(0).randn(ROWS, N, 3).astype(np.float32), "ids": ids})
+
+
+def test_indices_that_are_overwritten():
+    """They would be others by the time that the gradient is made."""
+    step = core.Net("step")
+    x, h, table, ids = step.AddExternalInputs("x_t", "h_prev", "table", "ids")
+    first = step.Copy(ids, "k")
+    rows = step.Gather([table, first], "rows")
+    step.Cast(x, "k", to=core.DataType.INT32)
+    h_t = step.Tanh(step.Sum([rows, step.Mul([h, step.Cast("k", "k_float", to=1)], "scaled")], "total"), "h_t")
+    step.AddExternalOutput(h_t)
+    with pytest.raises(ValueError, match="Gather, writing 'rows'.* needs input \"k\" at version 0"):
+        recurrent_net(core.Net("net"), step, [(x, "x")], [(h, "h0")], {h: h_t})

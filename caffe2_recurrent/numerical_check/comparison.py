@@ -9,7 +9,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.numerical_check.report import BlobCheck, GradientReport
 from caffe2_recurrent.numerical_check.roles import INPUT, read_roles
 from caffe2_recurrent.numerical_check.settings import Settings
-from caffe2_recurrent.numerical_check.slopes import Index, slope
+from caffe2_recurrent.numerical_check.slopes import Index, Slope, slope
 from caffe2_recurrent.numerical_check.trial import Trial
 from caffe2_recurrent.problems import Problems
 
@@ -29,7 +29,6 @@ def compare(
     trial = Trial(net, values, outputs)
     at_rest = _outputs(trial, outputs)
     weights = _weights(at_rest, settings.seed)
-    atol = _rounding(at_rest, weights, settings.step) if settings.atol is None else settings.atol
     analytic = trial.gradients(weights)
     roles = read_roles(net)
     random = np.random.RandomState(settings.seed)
@@ -39,6 +38,7 @@ def compare(
         slopes = [slope(trial.outputs, weights, blob, values[blob], place, settings.step) for place in places]
         numerical = np.array([found.value for found in slopes])
         own = _own_gradient(analytic.get(blob), places)
+        atol = _rounding(weights, slopes, settings.step) if settings.atol is None else settings.atol
         allowed = atol + settings.rtol * float(np.max(np.abs(numerical), initial=0.0))
         worst = _worst(own, numerical)
         checks.append(
@@ -76,13 +76,13 @@ def _weights(outputs: Sequence[np.ndarray], seed: int) -> List[np.ndarray]:
     return [random.standard_normal(output.shape).astype(np.float32) for output in outputs]
 
 
-def _rounding(outputs: Sequence[np.ndarray], weights: Sequence[np.ndarray], step: float) -> float:
+def _rounding(weights: Sequence[np.ndarray], slopes: Sequence[Slope], step: float) -> float:
     """Several times the error of a slope, measured to grow like this from 40 to 40,000 elements.
 
     That is for elements of about 1. Of larger ones float32 keeps less, down to a loss that is one large number.
     """
     elements = math.sqrt(sum(weight.size for weight in weights))
-    size = math.sqrt(sum(float(np.square(output * weight).sum()) for output, weight in zip(outputs, weights)))
+    size = max((found.size for found in slopes), default=0.0)
     return max(ROUNDING * elements, ROUNDINGS * float(np.finfo(np.float32).eps) * size / step)
 
 

@@ -5,7 +5,9 @@ a state, before or after the step    slices 0..T-1 or 1..T of the state blob
 any other blob of the step           linked to a buffer of its own
 """
 
-from typing import Callable, NamedTuple, Optional, Tuple, Union
+from typing import Callable, NamedTuple, Optional, Sequence, Tuple, Union
+
+from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.rewriting import dataflow, state_slices
@@ -38,6 +40,8 @@ def of_forward(loop: Loop, inner: str) -> Union[OverSteps, str]:
     position = dataflow.writer(loop.operators, inner)
     if position is None:
         return "'{}' is no blob of the step".format(inner)
+    if _is_name_of_several(loop.operators, inner):
+        return "'{}' is the name of several values of the step, which may be of different sizes".format(inner)
     if loop.operators[position].type == "ATen":
         return "'{}' is written by ATen, which cannot write to a slice of an outer blob".format(inner)
 
@@ -68,6 +72,8 @@ def of_gradient(loop: Loop, inner: str, before: int) -> Union[OverSteps, str]:
     position = dataflow.writer(gradient.operators, inner)
     if position is None:
         return "'{}' is not computed by the backward step".format(inner)
+    if _is_name_of_several(gradient.operators, inner):
+        return "'{}' is the name of several values of the backward step, which may be of different sizes".format(inner)
     if gradient.operators[position].type == "ATen":
         return "'{}' is written by ATen, which cannot write to a slice of an outer blob".format(inner)
 
@@ -81,6 +87,11 @@ def of_gradient(loop: Loop, inner: str, before: int) -> Union[OverSteps, str]:
         return values
 
     return OverSteps(take)
+
+
+def _is_name_of_several(operators: Sequence[caffe2_pb2.OperatorDef], blob: str) -> bool:
+    """A blob that is linked can have one size only. Operators in place keep it."""
+    return sum(blob not in operators[position].input for position in dataflow.writers(operators, blob)) > 1
 
 
 def vector_along(loop: Loop, outer: str, axis: int, dimensions: int) -> str:

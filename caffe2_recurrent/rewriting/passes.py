@@ -103,6 +103,7 @@ def _apply_all(
     rules: Sequence[Rule], loop: Loop, sizes: Sizes, even_if_slower: bool
 ) -> Tuple[List[Rewrite], List[Refusal]]:
     rewrites: List[Rewrite] = []
+    dead_before = dead_operators.found(loop)
     while True:
         before = len(rewrites)
         refusals: List[Refusal] = []
@@ -111,7 +112,7 @@ def _apply_all(
             rewrites += made
             refusals += left
         # Where there were some, a rule may have been in doubt about what they write.
-        if len(rewrites) == before or not dead_operators.remove(loop):
+        if len(rewrites) == before or not dead_operators.remove(loop, dead_before):
             return rewrites, refusals
 
 
