@@ -899,12 +899,12 @@ def product_whose_name_was_that_of_something_larger(forward):
     make = step_nets.Maker()
     x, h = make.sequence(), make.state(shape=(step_nets.N, 2))
     if forward:
-        first = make.fc(x, "a")
+        first = make.fc(x, "a", step_nets.D, 4)
         second = make.cell.Split(first, ["p", "q"], axis=2)[1]
         make.cell.Tanh(make.cell.Sum([second, h], "qh"), first)
         make.link(h, make.fc(first, "h_t", 2, 2))
     else:
-        product = make.fc(x, "a")
+        product = make.fc(x, "a", step_nets.D, 4)
         second = make.cell.Split(product, ["p", "q"], axis=2)[1]
         make.cell.Negative(second, product)
         make.link(h, make.cell.Sum([make.cell.Negative(product, "n"), h], "h_t"))
