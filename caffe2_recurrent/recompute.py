@@ -66,6 +66,8 @@ def plan_recompute(step_net: StepNet, blobs: Sequence[str], unread_too: bool, pr
     """The operators that write `blobs`; notes in `problems` what cannot be recomputed."""
     if not blobs:
         return Recompute([], [], unread_too)
+    # Who names a blob means all that it was.
+    blobs = [*blobs, *(step_net.earlier[blob] for blob in blobs if blob in step_net.earlier)]
     wanted = frozenset(blobs)
     declared = frozenset(step_net.proto.external_input)
     unknown = [blob for blob in blobs if blob not in step_net.writes or blob in declared]

@@ -38,7 +38,8 @@ class State:
 class StepNet:
     """One step of a recurrent network. `proto` is a copy of the caller's net; nobody changes it.
 
-    `writes` counts how often the step writes each blob, in the order of the first time.
+    `writes` counts how often the step writes each blob, in the order of the first time. `earlier` are state outputs that
+    were called so before, with the names that those values have instead.
     """
 
     proto: caffe2_pb2.NetDef
@@ -47,6 +48,7 @@ class StepNet:
     states: Tuple[State, ...]
     references: Tuple[str, ...]
     timestep: str
+    earlier: Mapping[str, str]
 
     @property
     def linked(self) -> List[str]:
@@ -89,7 +91,7 @@ def read_step_net(request: Request, problems: Problems) -> StepNet:
     proto.CopyFrom(request.cell_net.Proto())
     # The operator runs the step net itself; any other net type would be a net within it.
     proto.type = "simple"
-    _set_earlier_values_apart(proto, frozenset(request.links.values()))
+    earlier = _set_earlier_values_apart(proto, frozenset(request.links.values()))
     _set_unread_apart(proto)
     sequences = tuple(Sequence(inner, outer) for inner, outer in request.sequences)
     states = tuple(
@@ -100,7 +102,7 @@ def read_step_net(request: Request, problems: Problems) -> StepNet:
     taken = frozenset(roles)
     references = tuple(dict.fromkeys(blob for blob in proto.external_input if blob not in taken))
     writes = Counter(output for operator in proto.op for output in operator.output)
-    step_net = StepNet(proto, writes, sequences, states, references, timestep)
+    step_net = StepNet(proto, writes, sequences, states, references, timestep, earlier)
 
     _check_nets(request, problems)
     _check_inputs(step_net, request, problems)
@@ -108,13 +110,14 @@ def read_step_net(request: Request, problems: Problems) -> StepNet:
     return step_net
 
 
-def _set_earlier_values_apart(proto: caffe2_pb2.NetDef, outputs: FrozenSet[str]) -> None:
-    """Give what a step calls like a state output, before it makes that, a name of its own.
+def _set_earlier_values_apart(proto: caffe2_pb2.NetDef, outputs: FrozenSet[str]) -> Dict[str, str]:
+    """Give what a step calls like a state output, before it makes that, a name of its own; returns the names.
 
     The blob of the output is a view of a slice, which a value of another size would take its memory from.
     """
     used = set(all_names(proto))
-    for blob in outputs:
+    earlier: Dict[str, str] = {}
+    for blob in sorted(outputs):
         fresh = [at for at, operator in enumerate(proto.op) if blob in operator.output and blob not in operator.input]
         before = proto.op[: fresh[-1]] if fresh else []
         if len(fresh) < 2 or any(map(has_nets, before)):
@@ -123,9 +126,11 @@ def _set_earlier_values_apart(proto: caffe2_pb2.NetDef, outputs: FrozenSet[str])
         while name in used:
             name += "_earlier"
         used.add(name)
+        earlier[blob] = name
         for operator in before:
             operator.input[:] = [name if read == blob else read for read in operator.input]
             operator.output[:] = [name if written == blob else written for written in operator.output]
+    return earlier
 
 
 def _set_unread_apart(proto: caffe2_pb2.NetDef) -> None:
