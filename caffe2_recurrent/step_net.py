@@ -38,8 +38,8 @@ class State:
 class StepNet:
     """One step of a recurrent network. `proto` is a copy of the caller's net; nobody changes it.
 
-    `writes` counts how often the step writes each blob, in the order of the first time. `earlier` are state outputs that
-    were called so before, with the names that those values have instead.
+    `writes` counts how often the step writes each blob, in the order of the first time. `earlier` are state outputs by
+    whose name there was something before, with the names that those values have instead.
     """
 
     proto: caffe2_pb2.NetDef
