@@ -295,6 +295,6 @@ def test_a_sum_that_is_overwritten_before_anything_reads_it():
     x, h = make.sequence(), make.state()
     total = make.cell.Sum([x, h], ["s"])
     make.cell.Sum([total, h], [total])
-    make.link(h, make.cell.Tanh(x, total))
+    make.link(h, make.cell.Mul([make.cell.Tanh(x, total), h], "h_t"))
     net, _, _ = build(make.done())
     assert reasons(net, RULE) == {"Sum 's' -> Sum 's'": "'s' is overwritten before anything reads it"}
