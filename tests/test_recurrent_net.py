@@ -340,6 +340,33 @@ def test_what_is_put_in_beside_a_step_is_on_the_device_of_the_step_or_of_the_sco
     assert found == [["scope"], ["step"]]
 
 
+@pytest.mark.parametrize("is_read_by_a_net", [False, True])
+def test_what_is_called_like_a_state_output_has_a_name_of_its_own(is_read_by_a_net):
+    """But where a net of an operator might read it by its name."""
+    cell = core.Net("step")
+    x, h = cell.AddExternalInputs("x_t", "h")
+    cell.Tanh(x, "h_t")
+    cell.Sigmoid("h_t", "h_t")
+    cell.Negative("h_t", "z")
+    if is_read_by_a_net:
+        inner = caffe2_pb2.NetDef(op=[core.CreateOperator("Copy", ["h_t"], ["y"])])
+        cell.If(["condition"], ["y"], then_net=inner)
+    cell.Mul(["z", h], "h_t")
+    cell.Tanh("h_t", "h_t")
+    net = core.Net("outer")
+    recurrent_net(net, cell, [("x_t", "x")], [("h", "h0")], {"h": "h_t"}, forward_only=True)
+    (step,) = [argument.n for argument in net.Proto().op[-1].arg if argument.name == "step_net"]
+    name = "h_t" if is_read_by_a_net else "h_t_earlier"
+    assert [list(operator.output) for operator in step.op if operator.type != "If"] == [
+        [name],
+        [name],
+        ["z"],
+        ["h_t"],
+        ["h_t"],
+    ]
+    assert list(step.op[2].input) == [name]
+
+
 def test_what_nothing_reads_has_a_name_of_its_own():
     """In place, or read by a net of an operator that need not list it, a blob keeps its name."""
     cell = core.Net("step")

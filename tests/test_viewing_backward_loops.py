@@ -49,6 +49,19 @@ def test_all_sizes_follow_from_the_input(builder, shapes):
 
 
 @BUILDERS
+def test_without_shapes(builder, shapes):
+    """What the sizes would follow from is named, and only that."""
+    text = describe(optimised(builder, shapes))
+    forward, backward = text.loops
+    assert backward.sizes.outer == {} or "x" not in backward.sizes.outer
+    assert backward.memory.bytes_per_step is None or backward.memory.bytes_per_step == 8
+    missing = "sizes shown as ? follow from shapes of "
+    lines = [line.strip() for line in str(text).splitlines() if missing in line]
+    assert len(lines) == 2
+    assert all("x" in line[len(missing) :].split(", ") for line in lines)
+
+
+@BUILDERS
 def test_sizes_and_places_are_those_of_a_run(builder, shapes):
     model = optimised(builder, shapes)
     text = describe(model, shapes)
