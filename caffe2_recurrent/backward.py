@@ -12,7 +12,8 @@
 
        The engine fills a state's gradient slice by slice and reads every slice, so a gradient that is zero must be
        written too. A reference without a gradient is left out.
-    4. a gradient that the step also receives from outside is added to, not overwritten:
+    4. a gradient that the step also receives from outside is added to, not overwritten. A state output may have had
+       another value by its name before, of which nothing comes from outside:
 
            op -> o_grad      =>      op -> o_grad_accum;  o_grad = Sum(o_grad, o_grad_accum)
 
@@ -32,7 +33,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
 from caffe2_recurrent.apart import rename_gradients
-from caffe2_recurrent.operators import copied, gradient_name, operator_beside
+from caffe2_recurrent.operators import GRADIENT_OPERATOR, OPERATOR, copied, gradient_name, operator_beside
 from caffe2_recurrent.problems import Problems, names
 from caffe2_recurrent.recompute import Recompute
 from caffe2_recurrent.step_gradients import StepGradients, derive
@@ -40,7 +41,7 @@ from caffe2_recurrent.step_net import StepNet
 from caffe2_recurrent.wiring import Link, OuterState
 
 # What a loop within the step adds to the backward step; see gradient_maker.py.
-OF_LOOPS = frozenset(["RecurrentNetworkGradient", "Alias"])
+OF_LOOPS = frozenset([GRADIENT_OPERATOR, "Alias"])
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def derive_backward(
     derived = derive(step_net.proto.op, output_gradients, problems)
     if problems:
         return None
-    _check_loops_within(step_net, derived, problems)
+    _check_gradients_of_loops_within(step_net, derived, problems)
     if problems:
         return None
     boundary = [state.inner_input for state in step_net.states] + [sequence.inner for sequence in step_net.sequences]
@@ -113,13 +114,13 @@ def derive_backward(
     return Backward(step_net, net, gradients, with_gradient, blobs, tuple(recompute.shared_blobs))
 
 
-def _check_loops_within(step_net: StepNet, derived: StepGradients, problems: Problems) -> None:
+def _check_gradients_of_loops_within(step_net: StepNet, derived: StepGradients, problems: Problems) -> None:
     """A loop within the step makes gradients by names that this one needs for those of its references."""
-    if not any(operator.type == "RecurrentNetworkGradient" for operator in derived.operators):
+    if not any(operator.type == GRADIENT_OPERATOR for operator in derived.operators):
         return
     for index, operator in enumerate(step_net.proto.op):
         shared = [blob for blob in operator.input if blob in step_net.references and blob in derived.of]
-        if operator.type == "RecurrentNetwork" and shared:
+        if operator.type == OPERATOR and shared:
             problems.add(
                 "step operator {} (RecurrentNetwork) reads {} of this loop, and both would make gradients by the same "
                 "names; let it read a Copy that the step makes",

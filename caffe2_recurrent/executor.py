@@ -5,8 +5,8 @@ from typing import Optional
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.arguments import is_integer
-from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR
 from caffe2_recurrent.operator_arguments import argument, set_arguments
+from caffe2_recurrent.operators import GRADIENT_OPERATOR, OPERATOR
 from caffe2_recurrent.problems import Problems, given
 
 # The argument of both operators that has the engine use it; without, it does not.

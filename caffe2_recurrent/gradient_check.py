@@ -8,8 +8,8 @@ from caffe2.python import core
 from caffe2.python.model_helper import ModelHelper
 
 from caffe2_recurrent.cudnn_machine import OPERATOR as CUDNN_OPERATOR
-from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR, POSITIONS, PYTHON_POSITIONS
-from caffe2_recurrent.operators import gradient_name
+from caffe2_recurrent.gradient_maker import POSITIONS, PYTHON_POSITIONS
+from caffe2_recurrent.operators import GRADIENT_OPERATOR, OPERATOR, gradient_name
 from caffe2_recurrent.problems import Problems, given, names
 
 BACKWARD_STEP = "backward_step_net"

@@ -20,14 +20,12 @@ from caffe2.python import utils as caffe2_utils
 
 from caffe2_recurrent.arguments import AUTO
 from caffe2_recurrent.backward import Backward
-from caffe2_recurrent.operators import gradient_name, operator_beside
+from caffe2_recurrent.operators import GRADIENT_OPERATOR, OPERATOR, gradient_name, operator_beside
 from caffe2_recurrent.problems import Problems, names
 from caffe2_recurrent.sparse_gradients import dense_operators
 from caffe2_recurrent.step_net import StepNet
 from caffe2_recurrent.wiring import own_prefix
 
-OPERATOR = "RecurrentNetwork"
-GRADIENT_OPERATOR = "RecurrentNetworkGradient"
 POSITIONS = "outputs_with_grads"
 PYTHON_POSITIONS = "python_outputs_with_grads"
 SEQUENCE_GRADIENTS = "sequence_gradients"

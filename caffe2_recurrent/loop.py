@@ -16,10 +16,10 @@ from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, S
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.blob_names import Names
-from caffe2_recurrent.gradient_maker import OPERATOR, POSITIONS, PYTHON_POSITIONS, SEQUENCE_GRADIENTS
+from caffe2_recurrent.gradient_maker import POSITIONS, PYTHON_POSITIONS, SEQUENCE_GRADIENTS
 from caffe2_recurrent.operator_arguments import net as net_argument
 from caffe2_recurrent.operator_arguments import remove_arguments, set_arguments
-from caffe2_recurrent.operators import copied, gradient_name, new_operator
+from caffe2_recurrent.operators import OPERATOR, copied, gradient_name, new_operator
 from caffe2_recurrent.wiring import Alias, Link, alias_arguments, link_arguments, own_prefix
 
 INITIAL = "initial_recurrent_state_ids"

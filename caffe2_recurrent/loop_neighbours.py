@@ -6,10 +6,9 @@ from typing import Dict, List, Mapping, Set
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.blob_names import all_names
-from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import net as net_argument
-from caffe2_recurrent.operators import copied, is_on_onednn
+from caffe2_recurrent.operators import GRADIENT_OPERATOR, copied, is_on_onednn
 
 
 def add_neighbours(net: caffe2_pb2.NetDef, loops: Mapping[int, Loop]) -> None:

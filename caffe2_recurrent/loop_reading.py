@@ -6,12 +6,12 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.arguments import DEFAULT_TIMESTEP
 from caffe2_recurrent.blob_names import Names, all_names
-from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR, POSITIONS
+from caffe2_recurrent.gradient_maker import POSITIONS
 from caffe2_recurrent.loop import INITIAL, RENAMED, Gradient, Loop, Parameter, State
 from caffe2_recurrent.loop_neighbours import add_neighbours
 from caffe2_recurrent.operator_arguments import integers, string, strings
 from caffe2_recurrent.operator_arguments import net as net_argument
-from caffe2_recurrent.operators import copied
+from caffe2_recurrent.operators import GRADIENT_OPERATOR, OPERATOR, copied
 from caffe2_recurrent.wiring import Alias, Link
 
 # Types of nets that run one operator after the other.

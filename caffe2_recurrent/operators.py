@@ -7,6 +7,8 @@ from caffe2.python import scope
 
 from caffe2_recurrent.operator_arguments import has_nets, set_arguments
 
+OPERATOR = "RecurrentNetwork"
+GRADIENT_OPERATOR = "RecurrentNetworkGradient"
 GRADIENT_SUFFIX = "_grad"
 # Their output is the memory of their input, under another name.
 SHOWING = frozenset(["Alias", "AliasWithName"])

@@ -13,9 +13,9 @@ from caffe2_recurrent import apart, arguments, wiring
 from caffe2_recurrent.arguments import Blob, OutputsWithGrads, Request
 from caffe2_recurrent.backward import Backward, backward_links, derive_backward
 from caffe2_recurrent.executor import ENABLE
-from caffe2_recurrent.gradient_maker import OPERATOR, gradient_arguments
+from caffe2_recurrent.gradient_maker import gradient_arguments
 from caffe2_recurrent.operator_arguments import STEP_NETS
-from caffe2_recurrent.operators import gradient_name
+from caffe2_recurrent.operators import OPERATOR, gradient_name
 from caffe2_recurrent.problems import Problems
 from caffe2_recurrent.recompute import plan_recompute
 from caffe2_recurrent.step_net import StepNet, check_reads, read_step_net

@@ -10,11 +10,10 @@ from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 from caffe2.proto import caffe2_pb2
 from caffe2.python import workspace
 
-from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR
 from caffe2_recurrent.loop import INITIAL, Loop, stands_for_loop
 from caffe2_recurrent.operator_arguments import integers, string, strings
 from caffe2_recurrent.operator_arguments import net as net_argument
-from caffe2_recurrent.operators import is_on_onednn
+from caffe2_recurrent.operators import GRADIENT_OPERATOR, OPERATOR, is_on_onednn
 
 Shape = Tuple[int, ...]
 # Turns each sequence round, for the loop that runs over it from its end.

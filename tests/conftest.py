@@ -85,12 +85,6 @@ def fresh_workspace() -> Iterator[None]:
 
 
 @pytest.fixture
-def without_executor(fresh_workspace: None) -> None:
-    """For tests that run nets very often: once in a million runs or so the RNN executor fails one."""
-    workspace.GlobalInit(WITHOUT)
-
-
-@pytest.fixture
 def executor_in_created_nets() -> None:
     """Nets that are created have the RNN executor too; elsewhere only those have it that are run once."""
 
@@ -98,7 +92,7 @@ def executor_in_created_nets() -> None:
 @pytest.fixture(autouse=True)
 def no_executor_in_created_nets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The executor's race is between two runs of one net, so that there is none where each run makes the net anew."""
-    if {"without_executor", "executor_in_created_nets"} & set(request.fixturenames):
+    if "executor_in_created_nets" in request.fixturenames:
         return
     create_net = workspace.C.create_net
 

@@ -885,7 +885,6 @@ def test_the_other_end_answers_errors_and_goes_on(tmp_path):
 # ----------------------------------------------------------------------------------------------------------- whole runs
 
 
-@pytest.mark.usefixtures("without_executor")
 def test_a_tiny_run_times_all_candidates(request):
     if layers.optimizer() is None:
         request.getfixturevalue("with_optimize")
@@ -926,7 +925,6 @@ def test_each_number_of_threads_has_a_process_of_its_own(monkeypatch):
         assert {record["process"] for record in bench._measured(section, here, [])["records"]} == {os.getpid()}
 
 
-@pytest.mark.usefixtures("without_executor")
 def test_without_optimize_there_is_no_such_candidate(without_optimize, capsys):
     assert bench.main([*ARGUMENTS, "--times", "--no-write", "--cells", "LSTM"]) == 0
     out, progress = capsys.readouterr()
@@ -934,7 +932,6 @@ def test_without_optimize_there_is_no_such_candidate(without_optimize, capsys):
     assert "LSTM 3,2,4,5, training, 1 thread: stock Caffe2 " in progress
 
 
-@pytest.mark.usefixtures("without_executor")
 def test_a_run_with_a_failure_goes_on_and_ends_with_status_1(tmp_path, monkeypatch, capsys):
     def optimize(*_, **__):
         raise ValueError("not this one")
@@ -952,7 +949,6 @@ def test_a_run_with_a_failure_goes_on_and_ends_with_status_1(tmp_path, monkeypat
     assert set(seconds) == {STOCK, OURS, TORCH}
 
 
-@pytest.mark.usefixtures("without_executor")
 def test_growth_and_recomputing_run(without_optimize, monkeypatch):
     monkeypatch.setattr(bench, "QUICK_GROWTH", (2, 4))
     results = bench.collect(bench.read_options([*ARGUMENTS, "--growth", "--recompute", "--no-write"]))
@@ -963,7 +959,6 @@ def test_growth_and_recomputing_run(without_optimize, monkeypatch):
     assert entry["kept"][sections.with_recompute(OURS)] == 4
 
 
-@pytest.mark.usefixtures("without_executor")
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_sweep_runs(threads):
     arguments = [*ARGUMENTS, "--sweep", "--cells", "GRU", "MILSTM", "--threads", str(threads), "--no-write"]

@@ -88,7 +88,6 @@ def checked(cell, model, outputs, name):
     gradient_checker.NetGradientChecker.Check(model.net, [outputs[0]], values, cell.full_name(name), **CHECKER)
 
 
-@pytest.mark.usefixtures("without_executor")
 @EVERY_CELL
 def test_caffe2s_gradient_checker_accepts_every_input_state_and_parameter(cell):
     model, outputs = cell.but(options={"outputs_with_grads": (0,)}).build()

@@ -15,14 +15,18 @@ from rewritten_loops import build
 RULE = "sequence_operators"
 
 
-def reader_that_can_be_moved_out():
-    """The Mul in place is ordered by what it reads, until that is a slice of what is made of all steps at once."""
+def reader_that_can_be_moved_out(overwriting=None):
+    """The Mul in place is ordered by what it reads, until that is a slice of what is made of all steps at once.
+
+    What overwrites its result is a product of what has been read of it, or of a reference called `overwriting`.
+    """
     make = step_nets.Maker()
     x, h = make.sequence(), make.state()
     scaled = make.cell.Scale(x, "v", scale=0.5)
     negative = make.cell.Negative(scaled, "w")
     make.cell.Mul([scaled, h], scaled)
-    make.cell.Mul([negative, negative], scaled)
+    factor = make.reference(overwriting, 1, step_nets.N, step_nets.D) if overwriting else negative
+    make.cell.Mul([factor, factor], scaled)
     product = make.cell.Mul([make.fc(negative, "u"), h], "product")
     make.link(h, make.cell.Tanh(make.cell.Sum([scaled, product], "total"), "h_t"))
     return make.done()
@@ -84,15 +88,7 @@ def test_memory_that_is_read_by_another_name_stays():
 
 def test_rules_that_were_in_doubt_are_asked_again():
     """Two operators write a blob, so that `invariants` leaves both where they are, until one of them is gone."""
-    make = step_nets.Maker()
-    x, h, w = make.sequence(), make.state(), make.reference("w", 1, step_nets.N, step_nets.D)
-    scaled = make.cell.Scale(x, "v", scale=0.5)
-    negative = make.cell.Negative(scaled, "n")
-    make.cell.Mul([scaled, h], scaled)
-    make.cell.Mul([w, w], scaled)
-    product = make.cell.Mul([make.fc(negative, "u"), h], "product")
-    make.link(h, make.cell.Tanh(make.cell.Sum([scaled, product], "total"), "h_t"))
-    step_net = make.done()
+    step_net = reader_that_can_be_moved_out(overwriting="reference")
     net, _, _ = build(step_net)
     report = optimize(net, ["invariants", RULE], even_if_slower=True)
     assert (report.counts["invariants"], report.counts[RULE]) == (1, 3)

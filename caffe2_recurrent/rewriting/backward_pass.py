@@ -14,10 +14,10 @@ from typing import Dict, List, NamedTuple, Optional
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.gradient_maker import OPERATOR, POSITIONS
+from caffe2_recurrent.gradient_maker import POSITIONS
 from caffe2_recurrent.loop import Loop, State
 from caffe2_recurrent.operator_arguments import integers, string, strings
-from caffe2_recurrent.operators import BACKWARD_PASS_OF, LINK, copied, gradient_name, new_operator
+from caffe2_recurrent.operators import BACKWARD_PASS_OF, LINK, OPERATOR, copied, gradient_name, new_operator
 from caffe2_recurrent.rewriting import dataflow
 from caffe2_recurrent.rewriting.emit import ATEN, aten_is_missing
 from caffe2_recurrent.rewriting.engine_blobs import is_of_engine

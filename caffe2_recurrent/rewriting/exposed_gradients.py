@@ -15,8 +15,7 @@ from typing import List
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR
-from caffe2_recurrent.operators import copied
+from caffe2_recurrent.operators import GRADIENT_OPERATOR, OPERATOR, copied
 
 # As rules write a backward pass.
 BACKWARD_PASSES = (OPERATOR, "If")

@@ -4,11 +4,10 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.loop_reading import read_loops
 from caffe2_recurrent.operator_arguments import has_nets
-from caffe2_recurrent.operators import LINK
+from caffe2_recurrent.operators import GRADIENT_OPERATOR, LINK, OPERATOR
 from caffe2_recurrent.rewriting import (
     backward_pass,
     dead_operators,

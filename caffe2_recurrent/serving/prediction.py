@@ -14,12 +14,11 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
 from caffe2_recurrent.arguments import Blob, read_blobs
-from caffe2_recurrent.gradient_maker import OPERATOR
 from caffe2_recurrent.loop import BACKWARD
 from caffe2_recurrent.nets import AnyNet, read_net
 from caffe2_recurrent.operator_arguments import integer, remove_arguments
 from caffe2_recurrent.operator_arguments import net as net_argument
-from caffe2_recurrent.operators import copied
+from caffe2_recurrent.operators import OPERATOR, copied
 from caffe2_recurrent.problems import Problems, names
 from caffe2_recurrent.serving.dependencies import Access, accesses_of, from_outside, needed_for, outside_of_gradients
 from caffe2_recurrent.wiring import link_arguments

@@ -9,8 +9,7 @@ A blob that is written several times is a node each time, since the operators be
 
 from typing import Dict, Optional, Sequence, Tuple
 
-from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR
-from caffe2_recurrent.operators import GRADIENT_SUFFIX, LINK
+from caffe2_recurrent.operators import GRADIENT_OPERATOR, GRADIENT_SUFFIX, LINK, OPERATOR
 from caffe2_recurrent.viewing.graph import Graph, Kind, Role
 from caffe2_recurrent.viewing.graph_parts import Parts
 from caffe2_recurrent.viewing.kept import Place, StepBlob
@@ -175,14 +174,11 @@ class _Forward(_Step):
                 parts.edge(outer, self.source(view.inner), Kind.FLOW)
             if view.inner in self.values:
                 parts.edge(self.value(view.inner), outer, Kind.FLOW)
+        states = {state.outer_states for state in structure.states}
         for output in structure.outputs:
             small = small_print(output.places, self.shape(output.outer))
             # What a backward pass of its own reads or writes is kept as a state is, and is none.
-            role = (
-                Role.STATE
-                if any(output.outer_states == state.outer_states for state in structure.states)
-                else Role.VALUE
-            )
+            role = Role.STATE if output.outer_states in states else Role.VALUE
             of_all = parts.outer(output.outer_states, role)
             parts.edge(of_all, parts.outer(output.outer, role, small), Kind.FLOW)
 

@@ -7,9 +7,9 @@ import numpy as np
 from caffe2.proto import caffe2_pb2
 from caffe2.python import workspace
 
-from caffe2_recurrent.gradient_maker import OPERATOR
 from caffe2_recurrent.loop import INITIAL, Loop
 from caffe2_recurrent.operator_arguments import integers, strings
+from caffe2_recurrent.operators import OPERATOR
 from caffe2_recurrent.sizes import Shape, Sizes, loop_outputs
 from caffe2_recurrent.viewing.inner_nets import Numbers, infer_counting, infer_if
 from caffe2_recurrent.viewing.structure import Structure
@@ -42,10 +42,9 @@ def find_outer_tensors(net: caffe2_pb2.NetDef, sizes: Sizes) -> Dict[str, Tensor
         inferred = {} if operator.is_gradient_op else _outputs(operator, found, numbers)
         for position, blob in enumerate(operator.output):
             shape, tensor = sizes.shape(blob), inferred.get(position)
-            if shape is not None and (tensor is None or workspace.HasBlob(blob)):
-                tensor = Tensor(shape, kind_in_workspace(blob))
-            elif shape is not None and tensor is not None:
-                tensor = Tensor(shape, tensor.kind)
+            if shape is not None:
+                is_inferred = tensor is not None and not workspace.HasBlob(blob)
+                tensor = Tensor(shape, tensor.kind if tensor and is_inferred else kind_in_workspace(blob))
             if tensor is not None:
                 found.setdefault(blob, tensor)
         if operator.type == OPERATOR:
@@ -97,10 +96,6 @@ def find_loop_sizes(
         initial = sizes.shape(outer_initial)
         if initial and batch is not None:
             slices[outer_states] = (batch, initial[-1])
-            if steps is not None:
-                # As initializeRecurrentInput in caffe2/operators/rnn/recurrent_network_op.h makes it.
-                before = initial[0] if len(initial) == 3 else 1
-                outer[outer_states] = Tensor((steps + before, batch, initial[-1]), FLOAT)
     inner = {structure.timestep: Tensor((1,), np.dtype(np.int32))}
     inner.update(
         (reference.outer, outer[reference.outer]) for reference in structure.references if reference.outer in outer

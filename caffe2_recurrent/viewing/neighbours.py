@@ -7,8 +7,7 @@ from typing import Collection, List, NamedTuple
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR
-from caffe2_recurrent.operators import GRADIENT_SUFFIX
+from caffe2_recurrent.operators import GRADIENT_OPERATOR, GRADIENT_SUFFIX, OPERATOR
 from caffe2_recurrent.viewing.graph import Kind, Role
 from caffe2_recurrent.viewing.graph_parts import OUTER, Parts, outer_key
 

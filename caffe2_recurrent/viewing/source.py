@@ -7,11 +7,11 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.arguments import Blob
 from caffe2_recurrent.given_shapes import check_shapes, read_shapes
-from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, OPERATOR, POSITIONS, PYTHON_POSITIONS, SEQUENCE_GRADIENTS
+from caffe2_recurrent.gradient_maker import POSITIONS, PYTHON_POSITIONS, SEQUENCE_GRADIENTS
 from caffe2_recurrent.loop_reading import read_loops
 from caffe2_recurrent.nets import AnyNet, init_net_of, read_net
 from caffe2_recurrent.operator_arguments import integers, remove_arguments, strings
-from caffe2_recurrent.operators import copied
+from caffe2_recurrent.operators import GRADIENT_OPERATOR, OPERATOR, copied
 from caffe2_recurrent.problems import Problems, names
 from caffe2_recurrent.sizes import find_sizes
 from caffe2_recurrent.viewing.kept import Memory, read_memory

@@ -5,12 +5,12 @@ from typing import Dict, Iterable, List, Optional, Tuple
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.executor import ENABLE
-from caffe2_recurrent.gradient_maker import GRADIENT_OPERATOR, POSITIONS, PYTHON_POSITIONS
+from caffe2_recurrent.gradient_maker import POSITIONS, PYTHON_POSITIONS
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.loop_reading import read_links, read_renames
 from caffe2_recurrent.operator_arguments import integer, integers, string, strings
 from caffe2_recurrent.operator_arguments import net as net_argument
-from caffe2_recurrent.operators import BACKWARD_PASS_OF, LINK, gradient_name
+from caffe2_recurrent.operators import BACKWARD_PASS_OF, GRADIENT_OPERATOR, LINK, gradient_name
 from caffe2_recurrent.viewing.structure import (
     Backward,
     Executor,
