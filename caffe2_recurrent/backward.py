@@ -75,8 +75,6 @@ def derive_backward(
     outputs = [state.inner_output for state in step_net.states if state.inner_output in step_net.writes]
     output_gradients = {output: gradient_name(output) for output in outputs}
     derived = derive(step_net.proto.op, output_gradients, problems)
-    if problems:
-        return None
     _check_gradients_of_loops_within(step_net, derived, problems)
     if problems:
         return None

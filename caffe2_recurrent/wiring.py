@@ -85,5 +85,9 @@ def own_prefix(operator: caffe2_pb2.OperatorDef) -> str:
 
     Empty where somebody else has given that blob another name.
     """
-    workspaces: str = operator.output[-1]
+    return prefix_of(operator.output[-1])
+
+
+def prefix_of(workspaces: str) -> str:
+    """As `own_prefix`, from the name of the step workspaces."""
     return workspaces[: -len(STEP_WORKSPACES)] if workspaces.endswith(STEP_WORKSPACES) else ""

@@ -100,8 +100,8 @@ def find_loop_sizes(
     inner.update(
         (reference.outer, outer[reference.outer]) for reference in structure.references if reference.outer in outer
     )
-    # The engine links float32 only.
     inner.update((view.outer, outer[view.outer]) for view in structure.shown if view.outer in outer)
+    # The engine links float32 only.
     views = [view for view in structure.views if view.outer in slices]
     inner.update((view.inner, Tensor((view.window, *slices[view.outer]), FLOAT)) for view in views)
     _through_step(structure, inner, given)

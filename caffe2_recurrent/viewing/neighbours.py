@@ -44,7 +44,7 @@ def add_neighbours(parts: Parts, net: caffe2_pb2.NetDef) -> None:
             neighbour = _Neighbour(key, operator, list(operator.input), Kind.FLOW)
             if _add(parts, neighbour, forward, Role.VALUE):
                 added.append(neighbour)
-    # One may read what another one has brought in.
+    # Drawn when all are there: one may read what another one has brought in.
     drawn = parts.outer_roles()
     for neighbour in added:
         for blob in filter(drawn.__contains__, neighbour.inputs):
@@ -59,15 +59,13 @@ def _is_gradient(operator: caffe2_pb2.OperatorDef) -> bool:
 
 
 def _add(parts: Parts, neighbour: _Neighbour, drawn: Collection[str], role: Role) -> bool:
-    """The operator, if it reads or writes something drawn, with all that it writes or, if it comes before, reads."""
-    key, operator, inputs, kind = neighbour
-    before = [blob for blob in operator.output if blob in drawn]
-    behind = [blob for blob in inputs if blob in drawn]
-    if not before and not behind:
+    """The operator, if it reads or writes something drawn, and all that it writes or, if it comes before, reads."""
+    is_before, is_behind = (
+        any(map(drawn.__contains__, blobs)) for blobs in (neighbour.operator.output, neighbour.inputs)
+    )
+    if not is_before and not is_behind:
         return False
-    parts.operator(key, OUTER, operator)
-    for blob in inputs if before else behind:
-        parts.edge(parts.outer(blob, role), key, kind)
-    for blob in operator.output if behind else before:
-        parts.edge(key, parts.outer(blob, role), kind)
+    parts.operator(neighbour.key, OUTER, neighbour.operator)
+    for blob in [*(neighbour.inputs if is_before else []), *(neighbour.operator.output if is_behind else [])]:
+        parts.outer(blob, role)
     return True

@@ -22,7 +22,7 @@ from caffe2_recurrent.viewing.structure import (
     View,
     read_before_written,
 )
-from caffe2_recurrent.wiring import Alias, own_prefix
+from caffe2_recurrent.wiring import Alias, prefix_of
 
 
 def read_structure(loop: Loop) -> Structure:
@@ -53,10 +53,7 @@ def read_structure(loop: Loop) -> Structure:
 
 def _scope(loop: Loop) -> str:
     """A backward pass has that of the loop which it belongs to."""
-    forward = string(loop.forward, BACKWARD_PASS_OF, "")
-    if not forward:
-        return own_prefix(loop.forward)
-    return own_prefix(caffe2_pb2.OperatorDef(output=[forward]))
+    return prefix_of(string(loop.forward, BACKWARD_PASS_OF, loop.workspaces))
 
 
 def _shown(loop: Loop) -> Iterable[View]:
