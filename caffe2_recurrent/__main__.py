@@ -84,20 +84,33 @@ def _run_source(source: bytes, path: str) -> None:
 
 def _run_module(name: str) -> Optional[str]:
     """Run a module, or the `__main__` of a package; returns that there is none, if so."""
+    if name.endswith(".py") and os.path.isfile(name):
+        # To look for it would run the file, as the package that the module is in.
+        return "it is a file; leave out the -m"
     if not _is_there(name):
         return "there is no module of that name"
+    if not _can_run(name):
+        return "it is a package without a __main__"
     runpy.run_module(name, run_name="__main__", alter_sys=True)
     return None
 
 
 def _is_there(name: str) -> bool:
+    if name.startswith("."):
+        return False
     try:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError as error:
-        # The package that it is said to be in; any other name is missed by that package.
-        if error.name is not None and name.startswith(error.name + "."):
+        # The package that it is said to be in, or that is none; any other name is missed by that package.
+        if error.name is not None and (name + ".").startswith(error.name + "."):
             return False
         raise
+
+
+def _can_run(name: str) -> bool:
+    """Whether a module that is there is none of a package's, or has a `__main__`."""
+    spec = importlib.util.find_spec(name)
+    return spec is not None and (spec.submodule_search_locations is None or _is_there(name + ".__main__"))
 
 
 def _hide_our_frames() -> None:

@@ -156,7 +156,7 @@ def _put_runners(settings: optimized_runs.Settings) -> None:
     namespace = vars(importlib.import_module(WORKSPACE))
     for name in optimized_runs.NAMES:
         if isinstance(namespace[name], optimized_runs.Runner):
-            namespace[name].settings = settings
+            _put(vars(namespace[name]), "settings", settings)
         else:
             _put(namespace, name, optimized_runs.Runner(namespace[name], settings))
 

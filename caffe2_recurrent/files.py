@@ -22,13 +22,19 @@ def replacing(path: str) -> Iterator[str]:
     """Yields a temporary name beside `path`; what was written there takes the place of `path` at the end.
 
     If the body fails, the temporary file goes and `path` stays as it was. What a link leads to is replaced, and keeps
-    who may read and write it. Errors of the file system pass through (`OSError`); one about a missing folder names
-    that, and `path`.
+    who may read and write it. What is no file, as a device or a pipe, is refused, as renaming would put a file in its
+    place. Errors of the file system pass through (`OSError`); one about a missing folder names that, and `path`.
     """
+    if not path:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
     file = os.path.realpath(path) if os.path.islink(path) else path
     folder = os.path.dirname(file) or os.curdir
     if not os.path.isdir(folder):
         raise FileNotFoundError(errno.ENOENT, "there is no folder '{}' for it".format(folder), path)
+    if os.path.isdir(file):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    if os.path.exists(file) and not os.path.isfile(file):
+        raise OSError(errno.EINVAL, "it is no regular file", path)
     part = "{}.{}.part".format(file, os.getpid())
     try:
         yield part

@@ -40,8 +40,8 @@ def check_shapes(
 ) -> None:
     """Note what in the caller's `shapes` cannot be meant.
 
-    Names that nothing in the net, or in the steps of its loops, is called by; dimensions that a product of the net or a
-    loop cannot read.
+    Names that nothing in the net, or in the steps of its loops, is called by; dimensions that a product of the net
+    cannot read; a sequence without steps or without a batch.
     """
     operators = [*net.op, *(operator for loop in loops for step in loop.steps for operator in step)]
     blobs = {blob for operator in operators for blob in [*operator.input, *operator.output]}

@@ -3,7 +3,7 @@
     workspace.CreateNet(net)    =>    workspace.CreateNet(optimised copy of net)
 
 The net itself stays as it was built: scripts inspect theirs, clone them and add gradients to them after they have run
-them once.
+them once. What we run ourselves goes as it is, in workspaces of our own: trials, and what is timed or checked.
 """
 
 import functools
@@ -17,6 +17,7 @@ from caffe2_recurrent.loop import has_backward_step
 from caffe2_recurrent.operators import GRADIENT_OPERATOR, OPERATOR
 from caffe2_recurrent.rewriting import Report, optimize_proto
 from caffe2_recurrent.rewriting.rule import Rule
+from caffe2_recurrent.scratch_workspace import is_inside
 
 # Functions of caffe2.python.workspace that take a net, or a plan with nets in it, and hand it to the engine.
 NAMES = ("CreateNet", "RunNetOnce", "RunPlan")
@@ -42,6 +43,8 @@ class Runner:
         self._role = next(iter(inspect.signature(function).parameters))
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
+        if is_inside():
+            return self._function(*arguments, **named)
         if arguments:
             arguments = (self._optimized(arguments[0]), *arguments[1:])
         elif self._role in named:

@@ -38,6 +38,12 @@ def names(blobs: Any, most: int = MOST_NAMES) -> str:
     return (", ".join(quoted[:most]) or "nothing") + left_out
 
 
+def first_line(error: Exception) -> str:
+    """What an error of the engine says before it lists operators and addresses."""
+    lines = str(error).strip().splitlines()
+    return lines[0].split(" (Error from operator:")[0].rstrip(". ") if lines else type(error).__name__
+
+
 def given(value: Any) -> str:
     """A value of the wrong type as an error shows it: itself, shortened, and its type."""
     shown = repr(value)

@@ -1,10 +1,12 @@
 """Workspaces for nets that must leave no trace in the caller's."""
 
 import contextlib
-from typing import Iterator
+from typing import Iterator, List
 
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core, workspace
+
+_entered: List[str] = []
 
 
 @contextlib.contextmanager
@@ -15,11 +17,18 @@ def inside(name: str) -> Iterator[None]:
     """
     previous = workspace.CurrentWorkspace()
     workspace.SwitchWorkspace(name, True)
+    _entered.append(name)
     try:
         with core.DeviceScope(core.DeviceOption(caffe2_pb2.CPU)):
             yield
     finally:
+        _entered.pop()
         workspace.SwitchWorkspace(previous)
+
+
+def is_inside() -> bool:
+    """Whether the current workspace is not the caller's."""
+    return workspace.CurrentWorkspace() in _entered
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ from caffe2.python import core
 
 from caffe2_recurrent.operators import copied, copy_operator, gradient_name, operator_beside
 from caffe2_recurrent.passed_through import PassedThrough
-from caffe2_recurrent.problems import Problems, names
+from caffe2_recurrent.problems import Problems, first_line, names
 from caffe2_recurrent.sparse_gradients import flat
 
 # Their gradients are made of those of all outputs.
@@ -70,7 +70,7 @@ def derive(
     except Exception as error:
         # After a failure the pass went on with assumed gradients, which may lead it astray.
         if not representation.failures:
-            problems.add("Caffe2's gradient pass over the step fails: {}", _first_line(error))
+            problems.add("Caffe2's gradient pass over the step fails: {}", first_line(error))
         derived, of = [], {}
     for text in representation.failures:
         problems.add("{}", text)
@@ -204,7 +204,7 @@ class _Representation(core.IR):
             operator = self.ssa[fwd_op_idx].op
             self.failures.append(
                 "the gradients that reach {}, read by step operator {} ({}) and others, cannot be added: {}".format(
-                    names(operator.input), fwd_op_idx, operator.type, _first_line(error)
+                    names(operator.input), fwd_op_idx, operator.type, first_line(error)
                 )
             )
             return [], {}
@@ -222,13 +222,13 @@ class _Representation(core.IR):
             core.GradientRegistry.GetGradientForOp(operator, [input_to_grad.get(blob) for blob in operator.output])
         except Exception as refusal:
             if isinstance(refusal, ValueError):
-                return "the gradient of {} cannot be derived: {}".format(which, _first_line(refusal))
+                return "the gradient of {} cannot be derived: {}".format(which, first_line(refusal))
             if "schema" in str(refusal):
                 return "{} cannot read {}: that does not fit the operator's schema".format(which, names(operator.input))
             return "{} has no gradient; pass forward_only=True if none is needed, or put StopGradient after it".format(
                 which
             )
-        return "the gradient of {} cannot be derived: {}".format(which, _first_line(error))
+        return "the gradient of {} cannot be derived: {}".format(which, first_line(error))
 
 
 def _keep(arrived: Sequence[Any], operators: Sequence[caffe2_pb2.OperatorDef], results: Sequence[Any]) -> None:
@@ -280,8 +280,3 @@ def _with_zeros(operator: caffe2_pb2.OperatorDef, gradients: Dict[str, Any]) -> 
 
 def _zeros_of(blob: str) -> str:
     return gradient_name(blob) + "_zeros"
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

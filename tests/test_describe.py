@@ -706,6 +706,17 @@ def test_an_empty_net():
     assert str(caught.value).endswith("has no RecurrentNetwork operator; its operators are nothing")
 
 
+def test_shapes_that_do_not_fit_are_not_shown_to_the_engine(capfd):
+    model = ModelHelper("model")
+    LSTM(model, "x", None, None, 3, 4, "lstm")
+    with pytest.raises(ValueError) as caught:
+        describe(model, {"x": (5, 2)})
+    assert str(caught.value) == (
+        "describe: shapes['x'] must have 3 dimensions or more, as FC makes 'lstm/i2h' of it; got (5, 2)"
+    )
+    assert capfd.readouterr().err == ""
+
+
 def test_shapes_of_blobs_that_are_not_there():
     with pytest.raises(ValueError) as caught:
         describe(support.elman(), {"x": (5, 2, 3), "H0": (2, 3)})

@@ -647,9 +647,9 @@ def test_the_program_is_missing(tmp_path, without_dot):
     assert draw(support.elman(), tmp_path / "new.gv") == str(tmp_path / "new.gv")
 
 
-@pytest.mark.parametrize("name", ["picture", "picture.jpg", ".svg", "svg"])
+@pytest.mark.parametrize("name", ["picture", "picture.jpg", ".svg", "svg", ""])
 def test_an_ending_that_says_nothing(tmp_path, name):
-    path = str(tmp_path / name)
+    path = name and str(tmp_path / name)
     assert refused(ValueError, tmp_path, path=path) == (
         "draw: path must end in .svg, .png, .pdf, .dot or .gv; got '{}'".format(path)
     )

@@ -432,12 +432,15 @@ def test_a_second_install_takes_over_the_settings_and_wraps_nothing_twice():
     model, _ = support.lstm()
     first, second = [], []
     with installed(first):
-        changes = list(drop_in._changes)
-        installed(second, even_if_slower=False)
-        assert drop_in._changes == changes
+        runners = [vars(workspace)[name] for name in optimized_runs.NAMES]
+        with installed(second, even_if_slower=False):
+            assert [vars(workspace)[name] for name in optimized_runs.NAMES] == runners
+            workspace.RunNetOnce(model.net)
+        assert (first, len(second)) == ([], 1)
+        assert second[0].counts["lstm_unit"] == 0
         workspace.RunNetOnce(model.net)
-    assert (first, len(second)) == ([], 1)
-    assert second[0].counts["lstm_unit"] == 0
+    assert (len(first), len(second)) == (1, 1)
+    assert first[0].counts["lstm_unit"] == 1
 
 
 def test_a_context_that_began_to_optimise_ends_that_alone():

@@ -849,6 +849,10 @@ def test_argument_of_the_wrong_type():
     assert refused(TypeError, lstm_from_torch, model, "lstm", 3) == (
         "lstm_from_torch: state must be a torch.nn.LSTM or a state dict; got 3 of type int"
     )
+    assert refused(TypeError, lstm_from_torch, model, "lstm", torch.nn.LSTM) == (
+        "lstm_from_torch: state must be a torch.nn.LSTM or a state dict; got "
+        "<class 'torch.nn.modules.rnn.LSTM'> of type type"
+    )
     state = {"weight_ih_l0": [1.0], "weight_hh_l0": np.zeros(1, bool), "bias_ih_l0": np.zeros(1)}
     entry = "state['{}'] must be a tensor or an array of numbers; got {}"
     assert refused(TypeError, lstm_from_torch, model, "lstm", state) == listed(

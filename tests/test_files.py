@@ -27,11 +27,39 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path, interruption):
     assert os.listdir(tmp_path) == ["result"]
 
 
-def test_nothing_is_left_where_renaming_fails(tmp_path):
+def test_nothing_is_left_where_renaming_fails(tmp_path, monkeypatch):
+    def fails(*_):
+        raise OSError("no renaming")
+
+    monkeypatch.setattr(os, "replace", fails)
+    with pytest.raises(OSError, match="no renaming"):
+        files.write_bytes(str(tmp_path / "result"), b"new")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_folder_is_no_file(tmp_path):
     (tmp_path / "result").mkdir()
-    with pytest.raises(OSError, match="result"):
+    with pytest.raises(IsADirectoryError, match="Is a directory: '.*result'$"):
         files.write_bytes(str(tmp_path / "result"), b"new")
     assert os.listdir(tmp_path) == ["result"]
+
+
+@pytest.mark.parametrize("linked", [False, True], ids=["itself", "by a link"])
+def test_pipes_and_devices_stay_what_they_are(tmp_path, linked):
+    path = tmp_path / "pipe"
+    os.mkfifo(str(path))
+    given = tmp_path / "link" if linked else path
+    if linked:
+        given.symlink_to(path)
+    with pytest.raises(OSError, match="it is no regular file: '{}'$".format(given)):
+        files.write_bytes(str(given), b"new")
+    assert path.is_fifo()
+    assert sorted(os.listdir(tmp_path)) == sorted({"pipe", given.name})
+
+
+def test_no_name():
+    with pytest.raises(FileNotFoundError, match="No such file or directory: ''$"):
+        files.write_bytes("", b"new")
 
 
 def test_a_folder_that_is_not_there(tmp_path):

@@ -9,7 +9,7 @@ import cells
 import comparing
 import random_step_nets
 import step_nets
-from caffe2_recurrent import LSTM, gradcheck, recurrent_net
+from caffe2_recurrent import LSTM, gradcheck, install, recurrent_net
 from caffe2_recurrent.numerical_check import GradientsDiffer
 from caffe2_recurrent.numerical_check.trial import Trial
 from errors_support import listed, snapshot
@@ -429,3 +429,60 @@ def test_a_gradient_that_caffe2_drops_is_named():
         "check_gradients: the gradient of '{}' (position 1) is dropped; outputs_with_grads is (0,): add 1 to it or "
         "pass 'auto'".format(outputs[1])
     )
+
+
+def test_an_output_named_twice():
+    net, (h_all, h_last), shapes = elman()
+    assert refused(ValueError, net, [h_all, h_last, h_all], shapes) == "gradcheck: outputs has '{}' twice".format(h_all)
+
+
+def test_a_step_that_is_lost_in_float32():
+    net, (h_all, _), shapes = elman()
+    x = np.ones((4, 2, 3), np.float32)
+    x[1, 1, 1], x[2, 0, 0] = -3e5, np.float32(4e5)
+    w = np.full((3, 3), 2.0, np.float32)
+    assert refused(ValueError, net, h_all, {**shapes, "x": x, "w": w}) == (
+        "gradcheck: 'x' has 400000, which float32 does not change by a step of 0.015625"
+    )
+    assert refused(ValueError, net, h_all, {**shapes, "x": x, "w": w}, ["x", "w"], step=1e-9) == listed(
+        "gradcheck",
+        "'x' has 400000, which float32 does not change by a step of 1e-09",
+        "'w' has 2, which float32 does not change by a step of 1e-09",
+    )
+
+
+def test_no_blobs():
+    net, (h_all, _), shapes = elman()
+    assert refused(ValueError, net, h_all, shapes, []) == (
+        "gradcheck: blobs is empty; float32 inputs of the net are 'x', 'h0', 'w', 'b'"
+    )
+
+
+def test_a_seed_that_numpy_does_not_take():
+    net, (h_all, _), shapes = elman()
+    assert refused(ValueError, net, h_all, shapes, seed=2**32) == (
+        "gradcheck: seed must be 4294967295 or less; got 4294967296"
+    )
+    assert gradcheck(net, h_all, shapes, seed=2**32 - 1).passes
+
+
+def test_values_with_which_the_net_does_not_run():
+    model = ModelHelper("model")
+    hidden_all, *_ = LSTM(model, "x", "lengths", ("h0", "c0"), 3, 4, "lstm")
+    values = {"x": (5, 2, 3), "h0": (2, 4), "c0": (2, 4)}
+    inputs = (
+        "its inputs are 'x' float32 [5, 2, 3], 'lengths' int64 [2], 'h0' float32 [2, 4], 'c0' float32 [2, 4], "
+        "'lstm/i2h_w' float32 [16, 3], 'lstm/i2h_b' float32 [16], 'lstm/gates_t_w' float32 [16, 4], "
+        "'lstm/gates_t_b' float32 [16]"
+    )
+    text = refused(ValueError, model, hidden_all, {**values, "lengths": np.array([5, 3])})
+    assert text.startswith("gradcheck: the net does not run: Tensor type mismatch, caller expects elements to be int")
+    assert "\n" not in text and set(text.split("; ")[1].split(", '")) == set(inputs.split(", '"))
+
+
+def test_caller_s_nets_alone_are_optimised():
+    net, (h_all, _), shapes = elman()
+    reports = []
+    with install(optimize=True, even_if_slower=True, trials=False, on_report=reports.append):
+        assert gradcheck(net, h_all, shapes).passes
+    assert reports == []

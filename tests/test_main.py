@@ -1,5 +1,6 @@
 """`python -m caffe2_recurrent SCRIPT`: the script runs as Python would run it, on our builder."""
 
+import importlib
 import os
 import re
 import signal
@@ -218,12 +219,37 @@ def test_a_missing_script(tmp_path, capsys, here):
     assert capsys.readouterr().err == "caffe2_recurrent cannot run '{}': No such file or directory\n".format(path)
 
 
-@pytest.mark.parametrize("name", ["absent", "absent.tool", "package.absent", "package.absent.tool"])
+MISSING = ("absent", "absent.tool", "package.absent", "package.absent.tool", ".package", "alone.tool")
+
+
+@pytest.mark.parametrize("name", MISSING)
 def test_a_missing_module(tmp_path, capsys, here, name):
     write(tmp_path / "package" / "__init__.py", "")
+    write(tmp_path / "alone.py", "")
     sys.path.insert(0, str(tmp_path))
     assert command.main(["-m", name]) == 2
     assert capsys.readouterr().err == "caffe2_recurrent cannot run '{}': there is no module of that name\n".format(name)
+    for module in ("package", "alone"):
+        sys.modules.pop(module, None)
+
+
+def test_a_file_in_the_place_of_a_module(tmp_path, capsys, here, monkeypatch):
+    write(tmp_path / "script.py", "print('run')")
+    monkeypatch.chdir(tmp_path)
+    sys.path.insert(0, "")
+    assert command.main(["-m", "script.py"]) == 2
+    assert capsys.readouterr() == ("", "caffe2_recurrent cannot run 'script.py': it is a file; leave out the -m\n")
+
+
+def test_a_package_without_a_main(tmp_path, capsys, here):
+    write(tmp_path / "package" / "__init__.py", "")
+    sys.path.insert(0, str(tmp_path))
+    assert command.main(["-m", "package"]) == 2
+    assert capsys.readouterr().err == "caffe2_recurrent cannot run 'package': it is a package without a __main__\n"
+    write(tmp_path / "package" / "__main__.py", "print(__name__)")
+    importlib.invalidate_caches()
+    assert command.main(["-m", "package"]) == 0
+    assert capsys.readouterr().out == "__main__\n"
     sys.modules.pop("package", None)
 
 

@@ -10,7 +10,7 @@ from caffe2.python.model_helper import ModelHelper
 
 import comparing
 import step_nets
-from caffe2_recurrent import LSTM, optimize, step_times
+from caffe2_recurrent import LSTM, install, optimize, step_times
 from caffe2_recurrent.debugging import timed_loop
 from caffe2_recurrent.debugging.time_table import LoopTime, OperatorTime, StepTimes
 from cells import CELLS
@@ -281,7 +281,8 @@ def test_before_the_net_has_run():
     model.AddGradientOperators([outputs[0]])
     case.feed()
     assert refused(ValueError, model) == (
-        "step_times: loop 'lstm/hidden_t_all' has not run in this workspace, where there is no "
+        "step_times: loop 'lstm/hidden_t_all' has not run in this workspace, or only in an optimised copy of the net "
+        "(install(optimize=True)): there is no "
         "'lstm/i2h', 'lstm/hidden_t_all_autogen_grad'"
     )
 
@@ -292,7 +293,8 @@ def test_before_a_net_that_has_been_created_has_run():
     case.feed()
     workspace.CreateNet(model.net)
     assert refused(ValueError, model) == (
-        "step_times: loop 'lstm/hidden_t_all' has not run in this workspace, where there is no 'lstm/i2h'"
+        "step_times: loop 'lstm/hidden_t_all' has not run in this workspace, or only in an optimised copy of the net "
+        "(install(optimize=True)): there is no 'lstm/i2h'"
     )
 
 
@@ -322,7 +324,8 @@ def test_loops_on_a_gpu():
     assert refused(ValueError, model) == listed(
         "step_times",
         "loop 'lstm/hidden_t_all' runs on a GPU, where operators return before they are done",
-        "loop 'lstm/hidden_t_all' has not run in this workspace, where there is no 'lstm/i2h', "
+        "loop 'lstm/hidden_t_all' has not run in this workspace, or only in an optimised copy of the net "
+        "(install(optimize=True)): there is no 'lstm/i2h', "
         "'lstm/initial_hidden_state', 'lstm/initial_cell_state', 'lstm/gates_t_w', 'lstm/gates_t_b'",
     )
 
@@ -361,3 +364,26 @@ def test_wrong_arguments():
     assert refused(ValueError, empty) == "step_times: net '{}' has no loop: no RecurrentNetwork operator".format(
         empty.Name()
     )
+
+
+def test_what_is_timed_is_the_net_that_was_given():
+    case = Case()
+    model, outputs = case.build()
+    model.AddGradientOperators([outputs[0]])
+    case.feed()
+    workspace.RunNetOnce(model.net)
+    reports = []
+    with install(optimize=True, even_if_slower=True, trials=False, on_report=reports.append):
+        times = step_times(model, runs=2)
+    assert reports == []
+    assert "LSTMUnit" in [operator.type for operator in times.operators]
+
+
+def test_a_net_that_ran_in_an_optimised_copy():
+    case = Case()
+    model, outputs = case.build()
+    model.AddGradientOperators([outputs[0]])
+    case.feed()
+    with install(optimize=True, even_if_slower=True, trials=False):
+        workspace.RunNetOnce(model.net)
+    assert "or only in an optimised copy of the net (install(optimize=True))" in refused(ValueError, model)

@@ -392,9 +392,14 @@ def test_an_outer_blob_of_the_same_name():
     net = run(step_nets.exported_blob_that_is_no_state())
     assert refused(ValueError, net, "xh") == (
         "step_values: no step keeps 'xh' for itself; a blob of that name existed outside when the net was created, and "
-        "all steps write to it"
+        "all steps write to it, or what ran is an optimised copy of the net (install(optimize=True))"
     )
     assert set(step_values(net)) == {"timestep", "h_prev", "h_t", "x_t", "watched"}
+
+
+def test_braces_in_a_name():
+    text = refused(ValueError, run(step_nets.product()), "h_{}")
+    assert text == "step_values: the step net has no blob 'h_{}'; to be had are 'timestep', 'h_prev', 'h_t', 'x_t'"
 
 
 def test_shapes_that_change_from_step_to_step():

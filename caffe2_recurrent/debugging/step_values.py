@@ -58,7 +58,7 @@ def step_values(
         inner = {blob: reader.inner_name(blob) for blob in wanted}
         for refusal in map(reader.refusal, inner.values()):
             if refusal is not None:
-                values.add(refusal)
+                values.add("{}", refusal)
         values.raise_if_any()
         arrays = {blob: np.stack(steps.arrays(name)) for blob, name in inner.items()}
     return arrays[str(blobs)] if is_blob(blobs) else arrays
@@ -94,7 +94,7 @@ class _Reader:
         if not self._steps.has(blob):
             return (
                 "no step keeps '{}' for itself; a blob of that name existed outside when the net was created, and all "
-                "steps write to it".format(blob)
+                "steps write to it, or what ran is an optimised copy of the net (install(optimize=True))".format(blob)
             )
         if len({array.shape for array in self._steps.arrays(blob)}) > 1:
             return "'{}' has not the same shape in all steps; retrieve_step_blobs gives them one by one".format(blob)

@@ -57,7 +57,12 @@ def copied_blobs(loop: Loop, problems: Problems) -> Blobs:
     filled = {blob: value for blob, value in there.items() if not _is_empty(value)}
     missing = [blob for blob in wanted if blob not in filled]
     if missing:
-        problems.add("loop '{}' has not run in this workspace, where there is no {}", loop.name, names(missing))
+        problems.add(
+            "loop '{}' has not run in this workspace, or only in an optimised copy of the net "
+            "(install(optimize=True)): there is no {}",
+            loop.name,
+            names(missing),
+        )
     tensors = {blob: value for blob, value in filled.items() if isinstance(value, np.ndarray)}
     if len(tensors) < len(filled):
         others = [blob for blob in filled if blob not in tensors]

@@ -134,7 +134,7 @@ def _check_prefix(prefix: Any, checks: Checks) -> None:
 
 def _read_state(state: Any, prefix: str, checks: Checks) -> Dict[str, np.ndarray]:
     """The entries under `prefix` as arrays."""
-    entries = state.state_dict() if hasattr(state, "state_dict") else state
+    entries = state.state_dict() if hasattr(state, "state_dict") and not isinstance(state, type) else state
     if not isinstance(entries, collections.abc.Mapping):
         checks.types.add("state must be a torch.nn.LSTM or a state dict; got {}", given(state))
         return {}

@@ -1,5 +1,6 @@
 """`gradcheck`: the gradients of a net beside numerical ones, element by element."""
 
+import collections
 from typing import Any, List, Mapping, Optional, Sequence, Union
 
 import numpy as np
@@ -81,6 +82,7 @@ def gradcheck(
     _check_outputs(proto, wanted_outputs, problems)
     found = find_values(read_inputs(proto), given_values, init_net_of(model_or_net), seed, problems)
     chosen = _choose(found, wanted_blobs, problems)
+    _check_step(found, chosen, step, problems)
     problems.raise_if_any()
     with scratch_workspace(WORKSPACE):
         report = compare(proto, found, wanted_outputs, chosen, settings)
@@ -98,6 +100,9 @@ def _check_outputs(net: caffe2_pb2.NetDef, outputs: Sequence[str], problems: Pro
     unknown = [blob for blob in outputs if blob not in written]
     if unknown:
         problems.add("net '{}' does not compute {}", net.name, names(unknown))
+    twice = [blob for blob, count in collections.Counter(outputs).items() if count > 1]
+    if twice:
+        problems.add("outputs has {} twice", names(twice))
 
 
 def _choose(found: Mapping[str, Any], wanted: Optional[Sequence[str]], problems: Problems) -> List[str]:
@@ -110,6 +115,19 @@ def _choose(found: Mapping[str, Any], wanted: Optional[Sequence[str]], problems:
         others = [blob for blob in wanted if blob not in floats]
         if others:
             problems.add("blobs has {}; float32 inputs of the net are {}", names(others), names(floats))
-    if not chosen:
+    if wanted is not None and not chosen:
+        problems.add("blobs is empty; float32 inputs of the net are {}", names(floats))
+    elif not chosen:
         problems.add("there is nothing to check: the net has no float32 input")
     return chosen
+
+
+def _check_step(found: Mapping[str, Any], blobs: Sequence[str], step: float, problems: Problems) -> None:
+    """Note values that are the same in float32 with the step and without it."""
+    for blob in blobs:
+        value = found.get(blob)
+        if isinstance(value, np.ndarray) and value.dtype == np.float32:
+            lost = value[np.isfinite(value) & (value + np.float32(step) == value - np.float32(step))]
+            if lost.size:
+                largest = lost[np.argmax(np.abs(lost))]
+                problems.add("'{}' has {:g}, which float32 does not change by a step of {:g}", blob, largest, step)

@@ -11,7 +11,7 @@ from caffe2_recurrent.numerical_check.roles import INPUT, read_roles
 from caffe2_recurrent.numerical_check.settings import Settings
 from caffe2_recurrent.numerical_check.slopes import Index, Slope, slope
 from caffe2_recurrent.numerical_check.trial import Trial
-from caffe2_recurrent.problems import Problems
+from caffe2_recurrent.problems import Problems, first_line
 
 ROUNDING = 3e-5
 # So many roundings of large outputs; with the default step the two are as much for outputs of 1.
@@ -60,8 +60,13 @@ def compare(
 
 def _outputs(trial: Trial, outputs: Sequence[str]) -> List[np.ndarray]:
     """The outputs at the values that were given; they must be the same in every run."""
-    first, second = trial.outputs({}), trial.outputs({})
     problems = Problems("gradcheck")
+    try:
+        first, second = trial.outputs({}), trial.outputs({})
+    except RuntimeError as error:
+        raise ValueError(
+            "gradcheck: the net does not run: {}; its inputs are {}".format(first_line(error), _described(trial.values))
+        ) from error
     for output, before, after in zip(outputs, first, second):
         if not np.isfinite(before).all():
             problems.add("output '{}' has elements that are not finite at these values", output)
@@ -69,6 +74,11 @@ def _outputs(trial: Trial, outputs: Sequence[str]) -> List[np.ndarray]:
             problems.add("output '{}' changes from run to run; take what draws random numbers out of the net", output)
     problems.raise_if_any()
     return first
+
+
+def _described(values: Mapping[str, Any]) -> str:
+    tensors = {blob: value for blob, value in values.items() if isinstance(value, np.ndarray)}
+    return ", ".join("'{}' {} {}".format(blob, value.dtype, list(value.shape)) for blob, value in tensors.items())
 
 
 def _weights(outputs: Sequence[np.ndarray], seed: int) -> List[np.ndarray]:

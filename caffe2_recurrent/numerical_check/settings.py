@@ -7,6 +7,9 @@ from typing import Any, NamedTuple, Optional
 from caffe2_recurrent.arguments import is_integer
 from caffe2_recurrent.problems import Problems, given
 
+# Of numpy's RandomState.
+MOST_SEED = 2**32 - 1
+
 
 class Settings(NamedTuple):
     rtol: float
@@ -27,6 +30,8 @@ def check_settings(settings: Settings, types: Problems, problems: Problems) -> N
             types.add("{} must be a whole number; got {}", name, given(value))
         elif value < least:
             problems.add("{} must be {} or more; got {}", name, least, value)
+        elif name == "seed" and value > MOST_SEED:
+            problems.add("seed must be {} or less; got {}", MOST_SEED, value)
     if settings.step == 0:
         problems.add("step must be more than 0; got 0")
 

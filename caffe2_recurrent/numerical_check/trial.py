@@ -15,7 +15,7 @@ class Trial:
 
     def __init__(self, net: caffe2_pb2.NetDef, values: Mapping[str, Any], outputs: Sequence[str]) -> None:
         self._proto = net
-        self._values = dict(values)
+        self.values = dict(values)
         self._outputs = list(outputs)
         self._net = _copy(net)
         # It now and then fails where one run follows close behind another, and here there are thousands.
@@ -23,8 +23,8 @@ class Trial:
             executor.switch_off(operator)
         written = {blob for operator in net.op for blob in operator.output}
         # What the net changes must be put back before each run.
-        self._changed = {blob: value for blob, value in self._values.items() if blob in written}
-        for blob, value in self._values.items():
+        self._changed = {blob: value for blob, value in self.values.items() if blob in written}
+        for blob, value in self.values.items():
             workspace.FeedBlob(blob, value)
         workspace.CreateNet(self._net)
 
@@ -35,7 +35,7 @@ class Trial:
         workspace.RunNet(self._net)
         found = [workspace.FetchBlob(output).astype(np.float64) for output in self._outputs]
         for blob in moved:
-            workspace.FeedBlob(blob, self._values[blob])
+            workspace.FeedBlob(blob, self.values[blob])
         return found
 
     def gradients(self, weights: Sequence[np.ndarray]) -> Dict[str, np.ndarray]:
@@ -53,7 +53,7 @@ class Trial:
         workspace.RunNetOnce(net)
         return {
             blob: _dense(gradients[core.BlobReference(blob)], value)
-            for blob, value in self._values.items()
+            for blob, value in self.values.items()
             if core.BlobReference(blob) in gradients
         }
 

@@ -175,8 +175,7 @@ def _own_workspace() -> Iterator[str]:
 
 
 def _create(name: str, operators: Operators) -> str:
-    # Not by `workspace.CreateNet`, which `install` may have told to optimise nets with loops.
-    workspace.C.create_net(caffe2_pb2.NetDef(name=name, op=operators).SerializeToString(), False)
+    workspace.CreateNet(caffe2_pb2.NetDef(name=name, op=operators))
     return name
 
 

@@ -68,7 +68,7 @@ def draw(
 
 def _file(path: Any, types: Problems, values: Problems) -> str:
     file = read_path(path, types)
-    if file and _ending(file) not in (*RENDERED, *TEXT):
+    if not types and _ending(file) not in (*RENDERED, *TEXT):
         values.add("path must end in {} or {}; got '{}'", ", ".join((*RENDERED, *TEXT[:-1])), TEXT[-1], file)
     return file
 

@@ -60,6 +60,9 @@ def read_source(net_or_op: Any, shapes: Any, types: Problems, values: Problems) 
         values.add("{} has no {} operator; its operators are {}", name, OPERATOR, names(found))
         return Source(name, net, ())
     check_shapes(known_shapes, net, init_net_of(net_or_op), list(loops.values()), values)
+    if values:
+        # The engine, asked for sizes, would print what it makes of them.
+        known_shapes = {}
     tensors = find_outer_tensors(net, find_sizes(net, init_net_of(net_or_op), known_shapes))
     blobs_of_net = {blob for operator in net.op for blob in [*operator.input, *operator.output]}
     seen = []
