@@ -128,12 +128,14 @@ class Loop:
     are operators of the outer net that run once, around the two. `overwritten` maps blobs of the step to backward blobs
     of the same shape that may take their memory, `known_rows` are blobs of both steps known to be `[1, N, k]`, and
     `columns` says k for some that steps compute. `around` are operators of the outer net, by their positions, that make
-    a sequence of the loop or continue from its gradient, each in a list of what takes its place; `sources` are, by the
+    a sequence of the loop, or what another one of them reads, or continue from gradients of these, each in a list of
+    what takes its place; `sources` are, by the
     sequence, those of them that make one for this loop alone and may as well run right in front of it, `sinks` the
     positions of those that continue from the gradient just as the loop leaves it. `laying_out` are those that an
     earlier rewriting put there to lay out weights for oneDNN. `has_company`: the net may run another loop at the same
     time. `busy` are the outer blobs that other operators in front of the gradient operator read or write,
-    `read_outside` those that something else than the loop may read. `buffers` are states that no step reads: they hold
+    `read_outside` those that something else than the loop may read, `written_outside` outputs of the loop whose memory
+    something else writes to. `buffers` are states that no step reads: they hold
     a blob of all steps, for operators after the loop. `of_shape` are outer blobs for which only the shape of a sequence
     counts. `shared` are the blobs that steps share, `shared_before` those that they shared before anything was
     rewritten, `linked_before` those that were linked then. With `unrolled` its steps are to be written out. `rules` are
@@ -165,6 +167,7 @@ class Loop:
     laying_out: List[caffe2_pb2.OperatorDef] = field(default_factory=list)
     busy: Set[str] = field(default_factory=set)
     read_outside: Set[str] = field(default_factory=set)
+    written_outside: Set[str] = field(default_factory=set)
     buffers: Set[str] = field(default_factory=set)
     of_shape: Set[str] = field(default_factory=set)
     shared_before: Tuple[str, ...] = ()

@@ -7,8 +7,12 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.blob_names import all_names
 from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.operator_arguments import has_nets
 from caffe2_recurrent.operator_arguments import net as net_argument
-from caffe2_recurrent.operators import GRADIENT_OPERATOR, copied, is_on_onednn
+from caffe2_recurrent.operators import GRADIENT_OPERATOR, SHOWING, copied, is_on_onednn
+
+# In place they change what a tensor looks like, not what it holds.
+RESHAPING = frozenset(["ExpandDims", "Reshape", "Squeeze"])
 
 
 def add_neighbours(net: caffe2_pb2.NetDef, loops: Mapping[int, Loop]) -> None:
@@ -17,6 +21,7 @@ def add_neighbours(net: caffe2_pb2.NetDef, loops: Mapping[int, Loop]) -> None:
     for position, loop in loops.items():
         loop.busy = _busy(net, loop, position)
         loop.read_outside = _read_outside(net, loop)
+        loop.written_outside = _written_outside(net, loop)
         loop.around = _around(net, loop)
         loop.sources = _sources(net, loop, position, mentioned)
         loop.sinks = _sinks(net, loop)
@@ -29,10 +34,32 @@ def _read_outside(net: caffe2_pb2.NetDef, loop: Loop) -> Set[str]:
     return {*net.external_output, *all_names(caffe2_pb2.NetDef(op=[other for other in net.op if other not in own]))}
 
 
+def _written_outside(net: caffe2_pb2.NetDef, loop: Loop) -> Set[str]:
+    """The outputs of the loop that others write to, under whatever name."""
+    shown = {output: output for output in loop.outputs}
+    found: Set[str] = set()
+    for operator in net.op:
+        if operator in loop.outer_operators:
+            continue
+        if operator.type in SHOWING and operator.input[0] in shown:
+            shown.update((blob, shown[operator.input[0]]) for blob in operator.output)
+        elif operator.type not in RESHAPING:
+            written = all_names(caffe2_pb2.NetDef(op=[operator])) if has_nets(operator) else operator.output
+            found.update(shown[blob] for blob in written if blob in shown)
+    return found
+
+
 def _around(net: caffe2_pb2.NetDef, loop: Loop) -> Dict[int, List[caffe2_pb2.OperatorDef]]:
-    """The products of `net` whose results are sequences of the loop, and the gradients of these."""
-    sequences = {link.outer for link in loop.links}
-    products = [operator for operator in net.op if operator.type == "FC" and sequences.issuperset(operator.output)]
+    """The products of `net` whose results are sequences of the loop or rows of another one, and the gradients of these.
+
+    A loop that comes to read the rows of such a product itself has the same around it.
+    """
+    rows = {link.outer for link in loop.links}
+    products = []
+    for operator in reversed(net.op):
+        if operator.type == "FC" and rows.issuperset(operator.output):
+            products.append(operator)
+            rows.add(operator.input[0])
     sources = [operator.input[:2] for operator in products]
     return {
         position: [copied(operator)]
@@ -44,8 +71,11 @@ def _around(net: caffe2_pb2.NetDef, loop: Loop) -> Dict[int, List[caffe2_pb2.Ope
 def _sources(net: caffe2_pb2.NetDef, loop: Loop, position: int, mentioned: Mapping[str, int]) -> Dict[str, int]:
     """The FCs of `around` that nothing would miss if they ran right in front of the loop at `position`."""
     found = {}
+    sequences = {link.outer for link in loop.links}
     for source, (operator,) in loop.around.items():
         (result,) = operator.output[:1]
+        if result not in sequences:
+            continue
         changed = {blob for other in net.op[source + 1 : position] for blob in other.output}
         own = [net.op[source], *loop.outer_operators]
         alone = mentioned[result] == len(own) and result not in net.external_output

@@ -124,13 +124,17 @@ def _check_apart(
 
 
 def _may_be_read_outside(request: Request) -> Callable[[str], bool]:
-    """Whether the net reads a blob beside the loop; with 'auto' names are chosen as if it did."""
+    """Whether the net reads a blob beside the steps; with 'auto' names are chosen as if it did.
+
+    The loop does where it is a sequence or an initial value as well.
+    """
     if request.outputs_with_grads is None:
         return lambda blob: True
 
     @functools.lru_cache(maxsize=None)
     def read() -> FrozenSet[str]:
-        return frozenset(blob for operator in request.net.Proto().op for blob in operator.input)
+        beside = [outer for _, outer in request.sequences + request.initial_states]
+        return frozenset(beside).union(blob for operator in request.net.Proto().op for blob in operator.input)
 
     return lambda blob: blob in read()
 

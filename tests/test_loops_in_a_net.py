@@ -304,6 +304,47 @@ def test_reference_read_twice_in_the_step_and_outside(choice, first, readers, ex
     comparing.assert_close(workspace.FetchBlob(str(found["w"])), expected["w"], "w")
 
 
+@pytest.mark.parametrize("choice", ["auto", (0,)], ids=str)
+@pytest.mark.parametrize("role", ["sequence", "initial"])
+def test_reference_read_twice_that_the_loop_reads_otherwise_too(role, choice):
+    """In runs of one net with other sizes: what was outside in the run before, a step finds in the next one."""
+    blob = {"sequence": "x", "initial": "h0"}[role]
+
+    def built():
+        net, cell = core.Net("outer"), core.Net("step")
+        x_t, h_prev, read = cell.AddExternalInput("x_t", "h_prev", blob)
+        twice = cell.Mul([cell.Tanh(read, "t"), cell.Sigmoid(read, "s")], "both")
+        twice = twice if role == "initial" else cell.ReduceFrontMean(twice, "mean", num_reduce_dim=1)
+        shaped = twice if role == "initial" else cell.ExpandDims(twice, "row", dims=[0])
+        h_t = cell.Sum([cell.Mul([x_t, h_prev], "product"), shaped], "h_t")
+        cell.AddExternalOutput(h_t)
+        inputs, initial = [(x_t, "x")], [(h_prev, "h0")]
+        h_all, _ = recurrent_net(net, cell, inputs, initial, {h_prev: h_t}, scope="loop", outputs_with_grads=choice)
+        return net, net.AddGradientOperators([net.SumElements(net.Sqr(h_all, "squares"), "loss")])
+
+    def run(net, gradients, seed, steps, batch, created):
+        random = np.random.RandomState(seed)
+        feed({"x": random.uniform(0.5, 1, (steps, batch, 4)).astype(np.float32)})
+        feed({"h0": random.uniform(0.5, 1, (1, batch, 4)).astype(np.float32)})
+        if not created:
+            workspace.CreateNet(net)
+        workspace.RunNet(net)
+        return [workspace.FetchBlob(str(gradients[name])) for name in ("x", "h0")]
+
+    sizes = [(3, 1), (3, 2), (3, 1), (1, 1), (5, 3), (2, 2)]
+    expected = []
+    for seed, (steps, batch) in enumerate(sizes):
+        workspace.ResetWorkspace()
+        expected.append(run(*built(), seed, steps, batch, created=False))
+    workspace.ResetWorkspace()
+    net, gradients = built()
+    check_gradients(net, gradients)
+    for seed, (steps, batch) in enumerate(sizes):
+        found = run(net, gradients, seed, steps, batch, created=seed > 0)
+        for name, ours, fresh in zip(("x", "h0"), found, expected[seed]):
+            np.testing.assert_array_equal(ours, fresh, "{} at {}".format(name, (steps, batch)))
+
+
 @pytest.mark.parametrize("executor", [True, False], ids=["executor", "plain"])
 def test_reference_read_twice_in_each_of_two_loops(executor):
     net = core.Net("outer")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from caffe2.proto import caffe2_pb2
-from caffe2.python import core, gru_cell, optimizer, rnn_cell, workspace
+from caffe2.python import brew, core, gru_cell, optimizer, rnn_cell, workspace
 from caffe2.python.model_helper import ModelHelper
 from google.protobuf import text_format
 
@@ -279,6 +279,44 @@ def test_two_gradient_operators_of_one_loop():
     model, blobs = support.lstm()
     model.net.AddGradientOperators({core.BlobReference(blobs[0]): core.BlobReference("dh")})
     assert_left_alone(model.net, "it has several gradient operators")
+
+
+def test_weights_that_are_written_before_the_gradient_operator():
+    """The backward step reads them as they are then; rules lay them out before the loop."""
+    model, _ = support.lstm()
+    operators = list(model.net.Proto().op)
+    position = [operator.type for operator in operators].index(support.GRADIENT)
+    doubling = core.CreateOperator("Scale", ["layer/gates_t_w"], ["layer/gates_t_w"], scale=2.0)
+    del model.net.Proto().op[:]
+    model.net.Proto().op.extend([*operators[:position], doubling, *operators[position:]])
+    assert_left_alone(model.net, "'layer/gates_t_w' is written between the loop and its gradient operator")
+
+
+@pytest.mark.parametrize("builder", [LSTM, MILSTM])
+@pytest.mark.parametrize("gradients", [True, False], ids=["training", "forward"])
+@pytest.mark.parametrize("products", [1, 2])
+def test_products_in_front_of_what_the_loop_comes_to_read(products, gradients, builder):
+    """A loop that makes its sequence itself reads what the product in front made; nothing is left for a second pass."""
+    model = ModelHelper("model")
+    x = "x"
+    for number in range(products):
+        x = brew.fc(model, x, "fc{}".format(number), support.DIM_IN, support.DIM_IN, axis=2)
+    hidden_all, *_ = builder(model, x, None, ("h0", "c0"), support.DIM_IN, D, "layer", forward_only=not gradients)
+    blobs = [hidden_all]
+    if gradients:
+        found = model.net.AddGradientOperators({hidden_all: model.net.AddExternalInput("dh")})
+        blobs += [found[str(blob)] for blob in [*model.params, "x"]]
+    support.feed()
+    workspace.RunNetOnce(model.param_init_net)
+    random = np.random.RandomState(1)
+    for blob in map(str, model.params):
+        workspace.FeedBlob(blob, random.uniform(-1, 1, workspace.FetchBlob(blob).shape).astype(np.float32))
+    workspace.RunNetOnce(model.net)
+    expected = support.values(blobs)
+    report = optimised(model)
+    assert [made.what for made in report.rewrites if made.what == "FC -> 'fc0'"] == ["FC -> 'fc0'"]
+    workspace.RunNetOnce(model.net)
+    support.assert_same(support.values(blobs), expected)
 
 
 def assert_left_alone(net, reason):

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 from caffe2.python import workspace
+from caffe2.python.model_helper import ModelHelper
 
 import comparing
 import rewriting_support as support
-from caffe2_recurrent import optimize, recurrent_net
+from caffe2_recurrent import LSTM, optimize, recurrent_net
 from caffe2_recurrent.loop_reading import read_loops
 from caffe2_recurrent.operators import is_on_onednn
 from caffe2_recurrent.rewriting import onednn, onednn_convolutions, onednn_over_steps, separate_rows
@@ -212,6 +213,20 @@ def test_what_is_around_a_loop():
         assert sorted(loop.around) == [0, len(net.Proto().op) - 1]
         for position, (copy,) in loop.around.items():
             assert copy == net.Proto().op[position] and copy is not net.Proto().op[position]
+
+
+def test_products_behind_each_other_around_a_loop():
+    """Those that make what another one reads, with their gradients; one alone makes the sequence itself."""
+    model = ModelHelper("model")
+    model.net.FC(["x", "w", "b"], "first", axis=2)
+    model.net.FC(["other", "w", "b"], "apart", axis=2)
+    hidden_all, *_ = LSTM(model, "first", None, ("h0", "c0"), 3, 4, "layer")
+    model.AddGradientOperators([model.net.SumElements(hidden_all, "loss")])
+    (loop,) = read_loops(model.net.Proto()).values()
+    found = [(operator.type, operator.output[0]) for _, (operator,) in sorted(loop.around.items())]
+    assert found == [("FC", "first"), ("FC", "layer/i2h"), ("FCGradient", "layer/i2h_w_grad"), ("FCGradient", "w_grad")]
+    assert [model.net.Proto().op[position].output[0] for position in loop.sources.values()] == ["layer/i2h"]
+    assert [model.net.Proto().op[position].output[0] for position in loop.sinks] == ["layer/i2h_w_grad"]
 
 
 @pytest.mark.parametrize(

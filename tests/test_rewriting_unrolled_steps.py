@@ -373,6 +373,38 @@ def test_all_values_of_a_state_are_there_if_something_reads_them(reader):
     assert all(map(np.array_equal, found, expected))
 
 
+@pytest.mark.parametrize("written", range(4))
+@pytest.mark.parametrize("how", ["in place", "by another name", "in a net"])
+def test_outputs_that_something_else_writes_to(how, written):
+    """All values of a state and the last one are views of one tensor, so that both change."""
+    model, blobs = support.lstm(gradients=False, forward_only=True)
+    blob = blobs[written]
+    if how == "in place":
+        model.net.Tanh(blob, blob)
+    elif how == "by another name":
+        model.net.Alias(model.net.Alias(blob, "shown"), "shown_again")
+        model.net.Tanh("shown_again", "shown_again")
+    else:
+        inner = caffe2_pb2.NetDef(name="inner", op=[core.CreateOperator("Tanh", [blob], [blob])])
+        inner.external_input.append(blob)
+        workspace.FeedBlob("always", np.array([True]))
+        model.net.Proto().external_input.append("always")
+        model.net.Proto().op.extend([core.CreateOperator("If", ["always", blob], [blob], then_net=inner)])
+    expected = support.run(model, blobs)
+    assert support.reasons(model.net, RULE) == ["an operator writes to '{}' in its place".format(blob)]
+    optimize(model, even_if_slower=True)
+    support.assert_same(support.run(model, blobs), expected)
+
+
+def test_outputs_of_which_something_else_changes_the_shape():
+    model, blobs = support.lstm(gradients=False, forward_only=True)
+    model.net.Squeeze(blobs[1], blobs[1], dims=[0])
+    model.net.Reshape(blobs[0], [blobs[0], "old_shape"], shape=[-1, support.D])
+    expected = support.run(model, blobs)
+    assert optimize(model, MOST, even_if_slower=True).counts[RULE] == 1
+    support.assert_same(support.run(model, blobs), expected)
+
+
 def test_memory_optimization_shares_what_it_shared():
     """What steps compute again is one blob for all of them."""
     model, _ = written_out(ALONE, **support.RECOMPUTED)

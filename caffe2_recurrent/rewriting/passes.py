@@ -1,6 +1,6 @@
 """The pass: every rule over every loop of a net, and the net changed at once at the end."""
 
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 from caffe2.proto import caffe2_pb2
 
@@ -155,9 +155,18 @@ def _mistakable(loop: Loop, net: caffe2_pb2.NetDef) -> Optional[str]:
         return "its backward pass has been made a loop of its own, which fits its steps as they are"
     if loop.gradient is None:
         return None
-    workspaces = loop.outputs[-1]
+    workspaces = loop.workspaces
+    changed = _written_between(net, *loop.outer_operators) & loop.references
+    if changed:
+        return "'{}' is written between the loop and its gradient operator".format(min(changed))
     if sum(operator.type == OPERATOR and operator.output[-1] == workspaces for operator in net.op) > 1:
         return "another loop has the same step workspaces, '{}'".format(workspaces)
     if sum(operator.type == GRADIENT_OPERATOR and operator.input[-1] == workspaces for operator in net.op) > 1:
         return "it has several gradient operators"
     return None
+
+
+def _written_between(net: caffe2_pb2.NetDef, first: caffe2_pb2.OperatorDef, last: caffe2_pb2.OperatorDef) -> Set[str]:
+    operators = list(net.op)
+    between = operators[operators.index(first) + 1 : operators.index(last)]
+    return {blob for operator in between for blob in operator.output}

@@ -122,6 +122,9 @@ def _why_not_forward(loop: Loop) -> Optional[str]:
             return "a step does not write one new value of '{}'".format(outer)
     if any(operator.type in SHOWING for operators in loop.steps for operator in operators):
         return "a step shows a blob under another name"
+    if loop.written_outside:
+        # Written out, all values and the last one are no longer the same memory.
+        return "an operator writes to '{}' in its place".format(min(loop.written_outside))
     for alias in loop.aliases:
         if alias.offset not in (1, -1):
             return "'{}' is another part of '{}' than all values or the last one".format(
