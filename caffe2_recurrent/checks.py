@@ -5,7 +5,7 @@ from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
 from caffe2.python.model_helper import ModelHelper
 
-from caffe2_recurrent.arguments import is_blob, is_integer, outer_name, read_flag, read_outputs_with_grads
+from caffe2_recurrent.arguments import Blob, is_blob, is_integer, outer_name, read_flag, read_outputs_with_grads
 from caffe2_recurrent.problems import Problems, given
 from caffe2_recurrent.recurrent import check_positions
 from caffe2_recurrent.stack import Shape
@@ -34,13 +34,18 @@ class Checks:
         if not is_blob(value):
             self.types.add("{} must be a blob or its name; got {}", role, given(value))
             return ""
-        return outer_name(value)
+        return self._name(role, value)
+
+    def _name(self, role: str, blob: Blob) -> str:
+        if not str(blob):
+            self.values.add("{} is an empty name", role)
+        return outer_name(blob)
 
     def optional_blob(self, role: str, value: Any) -> Optional[str]:
         return None if value is None else self.blob(role, value)
 
     def choice(self, role: str, value: Any, choices: Mapping[str, Any]) -> None:
-        if value not in choices.values():
+        if not is_integer(value) or value not in choices.values():
             listed = ", ".join("{} ({})".format(name, choice) for name, choice in choices.items())
             self.values.add("{} must be one of {}; got {}", role, listed, given(value))
 
@@ -48,7 +53,7 @@ class Checks:
         if value is not None and not is_blob(value):
             self.types.add("{} must be a blob, its name, or None for full length; got {}", role, given(value))
             return None
-        return None if value is None else outer_name(value)
+        return None if value is None else self._name(role, value)
 
     def states(self, value: Any, names: Sequence[str], loops: int = 1) -> Optional[Tuple[str, ...]]:
         """The initial states of each loop in turn; None if they are to be parameters."""
@@ -64,7 +69,7 @@ class Checks:
             each = wanted if loops == 1 else wanted + " for each of {} loops".format(loops)
             number = {1: "one blob", 2: "two blobs"}.get(count, "{} blobs".format(count))
             self.values.add("initial_states must be {} {}; got {}", number, each, len(states))
-        return tuple(outer_name(state) for state in states)
+        return tuple(self._name("initial_states[{}]".format(index), state) for index, state in enumerate(states))
 
     def size(self, role: str, value: Any) -> int:
         if not is_integer(value):

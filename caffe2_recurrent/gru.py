@@ -48,7 +48,8 @@ class GRUCell(Cell):
             inner = net.Mul([opened, hidden_prev], "modified_hidden_t_prev")
             output = fc(net, inner, parameters, "output_gate_t")
         net.Sum([output, parts[2]], [output])
-        gates, sizes = net.Concat([reset, update, output], ["gates_t", "gates_t_sizes"], axis=2)
+        # Not `gates_t`, as in MILSTMCell.
+        gates, sizes = net.Concat([reset, update, output], ["joined_gates_t", "joined_gates_t_sizes"], axis=2)
         lengths = [] if inputs.lengths is None else [inputs.lengths]
         hidden = net.GRUUnit(
             [hidden_prev, gates, *lengths, inputs.timestep],

@@ -86,7 +86,8 @@ class MILSTMCell(LSTMCell):
         # (alpha * x + beta1) * u + (beta2 * x + b): two operators less than term by term.
         factor = net.ElementwiseLinear([input_t, parameters["alpha"], parameters["beta1"]], "mi_factor_t", axis=2)
         rest = net.ElementwiseLinear([input_t, parameters["beta2"], parameters["b"]], "mi_rest_t", axis=2)
-        gates = net.Mul([factor, of_state], "gates_t")
+        # Not `gates_t`: the gradient of an LSTM's is linked, and outlives its net in the workspaces of that scope.
+        gates = net.Mul([factor, of_state], "mi_gates_t")
         net.Sum([gates, rest], [gates])
         return gates, [of_state, factor, rest, gates]
 

@@ -107,8 +107,8 @@ def _joined(
     joined = []
     with core.NameScope(scope):
         for one, other in zip(forward, backward):
-            # hidden_t_all of both directions under the name that a single one would have.
-            name = unused_blob(net, one.GetUnscopedName())
+            # Not the name that one direction alone has: where there was one before, that blob is a view of its states.
+            name = unused_blob(net, "joined_" + one.GetUnscopedName())
             output, _ = net.Concat([one, other], [name, name + "_sizes"], axis=2)
             joined.append(output)
     return tuple(joined)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import cells
 import comparing
 import step_memory
+from caffe2_recurrent.loop_reading import read_loops
 from cells import CELLS, T
 
 EXECUTOR = pytest.mark.parametrize("executor", [True, False], ids=["executor", "plain"])
@@ -167,3 +168,49 @@ def test_two_layers_of_one_scope_share_parameters_and_nothing_else(cell):
     for name, found in twice.items():
         once = workspace.FetchBlob(str(gradients["layer/" + name]))
         comparing.assert_close(found, 2 * once, name, tolerance=1e-5)
+
+
+# In one workspace
+
+
+def forms_of(cell):
+    yield cell
+    yield cell.but(lengths=[T, 1])
+    yield cell.but(options={"outputs_with_grads": "auto"})
+    for chosen in ([name] for name in cell.memory):
+        yield cell.but(options=dict.fromkeys(chosen, True))
+    yield cell.remembering_nothing()
+
+
+def names_in_steps(cell):
+    """What steps of both directions are linked to, and what they write to else."""
+    model, outputs = cell.build()
+    given = {outputs[position]: model.net.AddExternalInput("d{}".format(position)) for position in cell.positions}
+    model.net.AddGradientOperators(given)
+    (loop,) = read_loops(model.net.Proto()).values()
+    linked = {link.inner for link in loop.all_links}
+    return linked, {blob for step in loop.steps for operator in step for blob in operator.output} - linked
+
+
+def test_no_cell_has_for_itself_what_another_one_links():
+    """Loops of one scope find each other's blobs in the workspaces of steps, and a link stays what it was made to."""
+    found = [(form.name, *names_in_steps(form)) for cell in CELLS for form in forms_of(cell)]
+    for first, linked, _ in found:
+        for second, _, own in found:
+            assert not linked & own, "{} after {}".format(second, first)
+
+
+@pytest.mark.parametrize("second", CELLS, ids=lambda cell: cell.name)
+@pytest.mark.parametrize("first", CELLS, ids=lambda cell: cell.name)
+def test_one_cell_after_another_of_the_same_scope(first, second):
+    model, outputs = first.build()
+    workspace.RunNetOnce(model.param_init_net)
+    first.feed()
+    given = {}
+    for position in first.positions:
+        gradient = np.ones_like(first.reference()[position], dtype=np.float32)
+        workspace.FeedBlob("given{}".format(position), gradient)
+        given[outputs[position]] = model.net.AddExternalInput("given{}".format(position))
+    model.net.AddGradientOperators(given)
+    workspace.RunNetOnce(model.net)
+    second.assert_right()

@@ -655,27 +655,27 @@ WIRED_OTHERWISE = {
     ),
     "directions joined in the other order": (
         Stack(2, True),
-        lambda net: swap_inputs(operator_of(net, "lstm/layer_0/hidden_t_all"), 0, 1),
+        lambda net: swap_inputs(operator_of(net, "lstm/layer_0/joined_hidden_t_all"), 0, 1),
         None,
     ),
     "directions joined along another axis": (
         Stack(2, True),
-        lambda net: setattr(operator_of(net, "lstm/layer_0/hidden_t_all").arg[0], "i", 1),
+        lambda net: setattr(operator_of(net, "lstm/layer_0/joined_hidden_t_all").arg[0], "i", 1),
         None,
     ),
     "directions added up": (
         Stack(2, True),
-        lambda net: set_type(operator_of(net, "lstm/layer_0/hidden_t_all"), "Sum"),
+        lambda net: set_type(operator_of(net, "lstm/layer_0/joined_hidden_t_all"), "Sum"),
         None,
     ),
     "three sequences joined": (
         Stack(2, True),
-        lambda net: operator_of(net, "lstm/layer_0/hidden_t_all").input.append("x"),
+        lambda net: operator_of(net, "lstm/layer_0/joined_hidden_t_all").input.append("x"),
         None,
     ),
     "joined without turning back": (
         Stack(2, True),
-        lambda net: set_input(operator_of(net, "lstm/layer_0/hidden_t_all"), 1, "lstm/layer_0/bw/hidden_t_all"),
+        lambda net: set_input(operator_of(net, "lstm/layer_0/joined_hidden_t_all"), 1, "lstm/layer_0/bw/hidden_t_all"),
         None,
     ),
     "something else turned back": (
@@ -709,7 +709,7 @@ WIRED_OTHERWISE = {
 @pytest.mark.parametrize("stack, change, text", WIRED_OTHERWISE.values(), ids=list(WIRED_OTHERWISE))
 def test_layers_that_are_connected_otherwise(stack, change, text):
     below = "made of 'lstm/layer_0/fw/hidden_t_all', 'lstm/layer_0/bw/hidden_t_all'"
-    text = text or READS.format("lstm/layer_1/fw/hidden_t_all", "lstm/layer_0/hidden_t_all", below)
+    text = text or READS.format("lstm/layer_1/fw/hidden_t_all", "lstm/layer_0/joined_hidden_t_all", below)
     assert refused(ValueError, lstm_to_torch, changed(stack, change), "lstm") == text
 
 

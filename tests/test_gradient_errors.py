@@ -159,7 +159,7 @@ def test_gradients_from_two_devices():
     assert text.startswith(
         CALLS + "the gradients that reach 'x_t', 'h_prev', read by step operator 0 (Mul) and others, cannot be added: "
     )
-    assert text.endswith("not all grad ops have the same device option.")
+    assert text.endswith("not all grad ops have the same device option")
 
 
 UNREAD = "step operator {} (StopGradient) writes '{}', which nothing reads; read it, or stop the gradient in place"

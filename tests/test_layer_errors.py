@@ -1,5 +1,6 @@
 """What MILSTM, GRU and the attention helpers refuse; LSTM's errors are in test_lstm_errors.py."""
 
+import numpy as np
 import pytest
 from caffe2.python import core
 from caffe2.python.model_helper import ModelHelper
@@ -99,6 +100,20 @@ def test_blobs_and_sizes_of_the_wrong_type_in_one_error(name):
 
 
 @EVERY_CALL
+def test_blobs_without_a_name(name):
+    _, arguments = CALLS[name]
+    blobs = [key for key, value in arguments.items() if isinstance(value, str) and key != "scope"]
+    blobs += [key for key in ("seq_lengths", "decoder_input_lengths") if key in arguments]
+    changes = dict.fromkeys(blobs, "")
+    if "initial_states" in arguments:
+        changes["initial_states"] = ("",) * len(arguments["initial_states"])
+        blobs += ["initial_states[{}]".format(index) for index in range(len(arguments["initial_states"]))]
+    with core.NameScope("outside"):
+        text = refused(name, ValueError, **changes)
+    assert sorted(text.splitlines()[1:]) == sorted("  - {} is an empty name".format(key) for key in blobs)
+
+
+@EVERY_CALL
 def test_parameter_of_another_shape(name):
     function, arguments = CALLS[name]
     model = ModelHelper("model")
@@ -115,7 +130,7 @@ def test_wrong_number_of_initial_states(name):
     assert text == "{}: initial_states must be {}; got 3".format(name, wanted)
 
 
-@pytest.mark.parametrize("value", [2, "Regular", None, 1.5], ids=str)
+@pytest.mark.parametrize("value", [2, "Regular", None, 1.5, True, np.array([0, 1])], ids=str)
 def test_unknown_attention_type(value):
     text = refused("LSTMWithAttention", ValueError, attention_type=value)
     shown = "{!r} of type {}".format(value, type(value).__name__)
@@ -150,9 +165,9 @@ def test_encoder_lengths_of_the_wrong_type():
 def test_blob_of_the_net_with_the_name_of_a_steps():
     """What fails in the loop takes back what was built before it."""
     model = ModelHelper("model")
-    model.net.AddExternalInput("s/gates_t")
+    model.net.AddExternalInput("s/mi_gates_t")
     text = refused("MILSTM", ValueError, model=model)
-    assert text.startswith("recurrent_net: the step net computes or receives 's/gates_t', of which net 'model")
+    assert text.startswith("recurrent_net: the step net computes or receives 's/mi_gates_t', of which net 'model")
 
 
 def test_names_are_under_the_name_scope():

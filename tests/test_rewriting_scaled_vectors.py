@@ -135,7 +135,7 @@ def scaled_loop():
 def test_refuses():
     loop, _ = scaled_loop()
     assert why(RULE, loop) == [None]
-    for blob in ("mi_factor_t", "mi_rest_t", "gates_t"):
+    for blob in ("mi_factor_t", "mi_rest_t", "mi_gates_t"):
         loop, _ = scaled_loop()
         loop.operators.append(made("Tanh", ["layer/" + blob], ["again"]))
         assert why(RULE, loop) == [TOO.format(blob)]

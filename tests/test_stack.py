@@ -235,6 +235,30 @@ def test_two_stacks_of_one_scope_share_parameters_and_nothing_else():
     assert len(written) == len(set(written))
 
 
+@pytest.mark.parametrize("builder", [LSTM, MILSTM, GRU])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_both_directions_in_a_workspace_where_there_was_one(layers, builder):
+    """Blobs that a loop has left are views of its states, all steps and the last one of the same memory."""
+    outputs = []
+    for workspaces in (["both"], ["one", "both"]):
+        workspace.ResetWorkspace()
+        random = np.random.RandomState(0)
+        workspace.FeedBlob("x", random.uniform(-1, 1, (5, 3, 4)).astype(np.float32))
+        for directions in workspaces:
+            model = ModelHelper(directions)
+            width = {"one": 4, "both": 2}[directions]
+            results = builder(model, "x", None, None, 4, [width] * layers, "l", bidirectional=directions == "both")
+            workspace.RunNetOnce(model.param_init_net)
+            for parameter in map(str, model.params):
+                shape = workspace.FetchBlob(parameter).shape
+                value = np.random.RandomState(len(parameter)).uniform(-1, 1, shape)
+                workspace.FeedBlob(parameter, value.astype(np.float32))
+            workspace.RunNetOnce(model.net)
+        outputs.append([workspace.FetchBlob(str(blob)) for blob in results])
+    for alone, after in zip(*outputs):
+        np.testing.assert_array_equal(after, alone)
+
+
 WRONG = {
     "no sizes": (ValueError, {"dim_out": []}, "dim_out is an empty list; give the size of each layer"),
     "a size of no number": (TypeError, {"dim_out": [3, "a"]}, "dim_out[1] must be a whole number; got 'a' of type str"),
