@@ -443,7 +443,8 @@ def test_from_torch_to_onnx(path):
     states = tuple(torch.tensor(np.stack([values[blobs[side]] for blobs in Stack(2, True).states])) for side in (0, 1))
     expected, _ = module(torch.tensor(values["x"]), states)
     found = run_onnx(path)
-    comparing.assert_close(found["lstm/layer_1/joined_hidden_t_all"], expected.detach().numpy(), "hidden_all", TOLERANCE)
+    hidden_all = found["lstm/layer_1/joined_hidden_t_all"]
+    comparing.assert_close(hidden_all, expected.detach().numpy(), "hidden_all", TOLERANCE)
 
 
 # The file.
