@@ -113,7 +113,11 @@ def read_options(arguments: Optional[Sequence[str]] = None) -> argparse.Namespac
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--shapes", type=_shape, nargs="+", metavar="T,N,I,D", help="instead of those that each section has"
+        "--shapes",
+        type=_shape,
+        nargs="+",
+        metavar="T,N,I,D",
+        help="instead of those that each section has; growth keeps its own",
     )
     parser.add_argument("--cells", choices=list(CELLS), nargs="+", metavar="CELL", default=list(CELLS),
                         help="of {} (default: all)".format(", ".join(CELLS)))  # fmt: skip
@@ -144,7 +148,8 @@ def read_options(arguments: Optional[Sequence[str]] = None) -> argparse.Namespac
 def _settle(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """Defaults that depend on other options, and what does not go together."""
     chosen = [section for section in SECTIONS if getattr(options, section)]
-    if options.redraw and (chosen or options.no_write or options.other):
+    others = {name for name in vars(options) if getattr(options, name) != parser.get_default(name)}
+    if options.redraw and others - {"redraw", "output"}:
         parser.error("--redraw measures nothing and only writes: it does not go with other options than --output")
     names = [other.name for other in options.other]
     taken = sorted({name for name in names if names.count(name) > 1 or name in reserved_names()})
@@ -201,6 +206,8 @@ def collect(options: argparse.Namespace, keep: Callable[[Results], object] = lam
             bystanders = machine.Bystanders()
             found[section] = _measured(section, settled, options.other)
             found[section].update(machine=on, bystanders=bystanders.cores())
+            if section in BY_THREADS:
+                found[section][reporting.APART] = True
             keep({"sections": found})
     finally:
         set_threads(before)
@@ -298,6 +305,9 @@ def read(path: Path) -> Results:
         found: Results = json.load(file)
     if not isinstance(found, dict) or not isinstance(found.get("sections"), dict):
         raise ValueError("they have no sections")
+    for name, section in found["sections"].items():
+        if not isinstance(section, dict) or not {"records", "machine"}.issubset(section):
+            raise ValueError("the section {!r} has no records or no machine".format(name))
     return found
 
 

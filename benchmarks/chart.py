@@ -62,17 +62,28 @@ def _panel(axes: Any, rows: Sequence[Times], titles: Dict[str, str], colours: Di
         for place, height in zip(places, heights):
             if height:
                 text = "{:.1f}".format(height) if height < 10 else "{:.0f}".format(height)
-                axes.annotate(text, (place, height), xytext=(0, 2), textcoords="offset points", ha="center", fontsize=6)
+                axes.annotate(
+                    text,
+                    (place, height),
+                    xytext=(0, 2),
+                    textcoords="offset points",
+                    ha="center",
+                    fontsize=6,
+                    # Or the line at the limit would cross it.
+                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4},
+                )
     # The time of N = 1 is a large multiple of its small products.
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(FixedLocator(TICKS))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: "{:g}".format(value)))
     if unit == PRODUCTS:
-        axes.axhline(OF_PRODUCTS, color="black", linestyle=":", linewidth=1)
+        limit = "{} times the products alone".format(OF_PRODUCTS)
+        axes.axhline(OF_PRODUCTS, color="black", linestyle=":", linewidth=1, label=limit)
         # What has its gates and products in one pass may take less time than the products by themselves; and there is
         # to be room for the number on the longest bar.
-        axes.set_ylim(0.5, 1.15 * axes.get_ylim()[1])
+        least = min((times.ratio(name, unit, by_median=False) or 1.0 for times in rows for name in names), default=1.0)
+        axes.set_ylim(min(0.5, 0.9 * least), 1.15 * axes.get_ylim()[1])
     axes.set_xticks(range(len(rows)))
     axes.set_xticklabels([times.shape for times in rows], fontsize=8)
     axes.grid(axis="y", alpha=0.3)

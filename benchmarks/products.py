@@ -3,8 +3,8 @@
 A product C = A B can be had in many ways. A and B may be stored as they are or transposed, C may come out transposed
 (C' = B' A'), and MatMul, FC and BatchMatMul do not lead to the same kernel. Where Caffe2 was built with oneDNN, which
 it calls IDEEP, FC, FCGradient and Conv lead to others yet: as a convolution with kernels of 1 x 1, a product has one
-operand for its image `[1, inner, 1, columns]`, laid out in blocks, and the other for its filters `[rows, inner, 1, 1]`.
-NNPACK, an engine of the CPU's convolution, takes both as they lie.
+operand for its image `[1, inner, 1, columns]`, laid out in blocks or with its channels last, and the other for its
+filters `[rows, inner, 1, 1]`. NNPACK, an engine of the CPU's convolution, takes both as they lie.
 
 An operand that a pass has in another layout than the fastest one counts as if it had it, and so does a result: there is
 no time here for transposing, nor for copying to oneDNN's memory and back.
@@ -123,8 +123,10 @@ def _by_nnpack(name: str, operands: Tuple[str, ...]) -> Way:
 
 
 def _layouts_of_onednn(product: Product) -> List[Way]:
-    """As in training, where FC and Conv keep nothing of their weights from one run to the next."""
+    """As in training, where FC and Conv keep nothing of their weights from one run to the next, and kept."""
     return [
+        _on_onednn("FC(A, kept B')", "FC", ("A", "B'", "bias")),
+        _on_onednn("FC(B', kept A) for C'", "FC", ("B'", "A", "bias for C'")),
         _on_onednn("FC(A, B')", "FC", ("A", "B'", "bias"), training_mode=1),
         _on_onednn("FC(B', A) for C'", "FC", ("B'", "A", "bias for C'"), training_mode=1),
         # C as the gradient of weights: of dY and X it is dY' X. That of the bias comes with it.
@@ -132,6 +134,8 @@ def _layouts_of_onednn(product: Product) -> List[Way]:
         _on_onednn("FCGradient(A', B) for C'", "FCGradient", ("A'", "weights for C'", "B")),
         _as_convolution("Conv(B as image in blocks, A as filters)", product, "B as image", "A as filters"),
         _as_convolution("Conv(A' as image in blocks, B' as filters) for C'", product, "A' as image", "B' as filters"),
+        _over_rows("Conv(A in rows, kept B' as filters)", "A' as image", "B' as filters"),
+        _over_rows("Conv(B' in rows, kept A as filters) for C'", "B as image", "A as filters"),
     ]
 
 
@@ -148,6 +152,13 @@ def _as_convolution(name: str, product: Product, image: str, filters: str) -> Wa
     operands = copies[0].results + copies[1].results
     in_blocks = Step("Conv", operands, (image + " in blocks",), dict(arguments, group=product.inner), caffe2_pb2.IDEEP)
     return _timed_on_onednn(name, "Conv", (*copies, in_blocks), (in_blocks, copies[2]), arguments)
+
+
+def _over_rows(name: str, image: str, filters: str) -> Way:
+    """A convolution over an image whose channels come last, which is the rows as they lie; so is its result."""
+    copies = tuple(copied(operand) for operand in (image, filters))
+    in_rows = Step("NCHW2NHWC", copies[0].results, (image + " in rows",), {}, caffe2_pb2.IDEEP)
+    return _timed_on_onednn(name, "Conv", (*copies, in_rows), (in_rows, copies[1]), {"kernel": 1})
 
 
 def _timed_on_onednn(

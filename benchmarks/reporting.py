@@ -1,15 +1,23 @@
 """The document, made from the stored numbers alone."""
 
 import statistics
+import textwrap
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from caffe2_recurrent.mkl_dispatch import VARIABLE
 from layers import OPTIMISED, OURS, STOCK, TRAINING
 from measuring import exponent, faster, median_ratio
-from sections import OPERATORS, PRODUCTS, TORCH, threads_text, with_recompute
+from sections import EXECUTOR, KEPT_STEPS, OPERATORS, PRODUCTS, TORCH, threads_text, with_recompute
 from targets import AIM, KEPT, MISSED, OF_PRODUCTS, OTHER_TORCH, RECOMPUTE, target, verdict
 
 NONE = "–"
+# Of sections: that each number of threads has had a process of its own.
+APART = "apart"
+BY_BEST = "best times"
+BY_MEDIAN = "medians over the rounds of the ratio within one round"
+OR_OF_MEDIANS = (
+    "; what is faster with\nthe RNN executor was timed apart, and beside it that is the ratio of the medians"
+)
 NOT_YET = "This version of the package has no `optimize`: there is no column for it, and ratios are those of `{}`."
 
 Record = Dict[str, Any]
@@ -27,6 +35,10 @@ class Times:
             record[field] for field in ("cell", "shape", "pass", "threads")
         )
         self.rounds: Dict[str, List[float]] = chosen(record["seconds"])
+        # With several threads what has the RNN executor on is timed in a contest of its own.
+        self._apart = {name for name, variants in record["seconds"].items() if faster(variants) == EXECUTOR[True]}
+        if self.threads == 1:
+            self._apart.clear()
         # Where it is not known, as if it were.
         self.is_rewritten = bool(record.get("rewritten", True))
         self._limits: Dict[str, Dict[str, Tuple[str, float]]] = {
@@ -49,11 +61,13 @@ class Times:
         return statistics.median(self.rounds[name]) if name in self.rounds else None
 
     def ratio(self, theirs: str, ours: str, by_median: bool) -> Optional[float]:
-        """Of the best times, or the median over the rounds of the ratio within one."""
+        """Of the best times, or the median over the rounds of the ratio in one; without common ones of the medians."""
         if theirs not in self.rounds or ours not in self.rounds:
             return None
-        if by_median:
+        if by_median and (theirs in self._apart) == (ours in self._apart):
             return median_ratio(self.rounds[theirs], self.rounds[ours])
+        if by_median:
+            return statistics.median(self.rounds[theirs]) / statistics.median(self.rounds[ours])
         their_best, our_best = self.best(theirs), self.best(ours)
         assert their_best is not None and our_best is not None
         return their_best / our_best
@@ -173,17 +187,32 @@ def _title(results: Results) -> str:
 
 
 def _introduction(results: Results) -> str:
-    return (
-        "Written by `make bench`. Each number of threads has a process of its own, in which all candidates of a row\n"
-        "are timed in turn, other interpreters turn by turn in theirs; who is fast runs off the clock first. Threads\n"
-        "are set as Caffe2's `GlobalInit` sets them: MKL may use fewer where there is little to do. T steps, N\n"
-        "sequences, I numbers in an input element, D in a state. *Training* is forward and backward to all\n"
-        "parameters and the input, for a constant gradient of the output; *forward* is a net without a backward\n"
-        "step. Of Caffe2's nets the time is that with the RNN executor on or off, whichever is less. *Products\n"
-        "alone* is the sum of the pass's matrix products, each in its fastest layout: the limit. *Operators alone* is\n"
-        "what steps do beside them with the fewest of Caffe2's operators, each the fastest of its kind, without\n"
-        "links, copies and what takes gates apart: a net that runs one operator after the other takes more than both."
-    )
+    times = results["sections"].get("times", {})
+    # How it is measured now; documents of older numbers say how those were.
+    apart = times.get(APART, False) or not times
+    has_operators = any("operators" in record for record in times.get("records", ()))
+    sentences = [
+        "Written by `make bench`.",
+        "Each number of threads has a process of its own, in which all candidates of a row are timed in turn, other "
+        "interpreters turn by turn in theirs; who is fast runs off the clock first. Threads are set as Caffe2's "
+        "`GlobalInit` sets them: MKL may use fewer where there is little to do. With several threads nets with the RNN "
+        "executor are timed after all others, by themselves."
+        if apart
+        else "All candidates of a row were timed in turn in one process, one number of threads after the other, other "
+        "interpreters turn by turn in their own.",
+        "T steps, N sequences, I numbers in an input element, D in a state.",
+        "*Training* is forward and backward to all parameters and the input, for a constant gradient of the output; "
+        "*forward* is a net without a backward step.",
+        "Of Caffe2's nets the time is that with the RNN executor on or off, whichever is less.",
+        "*Products alone* is the sum of the pass's matrix products, each in its fastest layout: the limit.",
+    ]
+    if has_operators:
+        sentences.append(
+            "*Operators alone* is what steps do beside them with the fewest of Caffe2's operators, each the fastest of "
+            "its kind, without links, copies and what takes gates apart: a net that runs one operator after the other "
+            "takes more than both."
+        )
+    return textwrap.fill(" ".join(sentences), 108, break_long_words=False, break_on_hyphens=False)
 
 
 def _machine(results: Results) -> Iterator[str]:
@@ -225,7 +254,7 @@ def _times_part(section: Results, picture: Optional[str]) -> Iterator[str]:
         yield heading("LSTM", threads)
         yield "Milliseconds: best (median)."
         yield _times_table(rows, against)
-        for by_median, what in ((False, "best times"), (True, "medians over the rounds of the ratio within one round")):
+        for by_median, what in ((False, BY_BEST), (True, BY_MEDIAN if threads == 1 else BY_MEDIAN + OR_OF_MEDIANS)):
             yield "Ratio of time, theirs / ours, from the {}:".format(what)
             yield _ratio_table(rows, against, by_median)
     if lstm:
@@ -312,7 +341,7 @@ def _targets_part(rows: Sequence[Times], against: Sequence[Rival]) -> Iterator[s
     yield "## Targets"
     yield (
         "A target is met by its ratio, or by a time of at most {} times that of the products alone (met by the\n"
-        "limit). Of {}, {} are met by best times and {} by medians{}".format(
+        "limit), both as they are printed. Of {}, {} are met by best times and {} by medians{}".format(
             OF_PRODUCTS,
             len(judged),
             sum(best.verdict != MISSED for _, _, best, _ in judged),
@@ -321,19 +350,11 @@ def _targets_part(rows: Sequence[Times], against: Sequence[Rival]) -> Iterator[s
         )
     )
     if missed:
-        header = [
-            "T,N,I,D, pass",
-            "threads",
-            "against",
-            "target",
-            "best",
-            "median",
-            "ms too many",
-            "ms beside products",
-            "ms to take",
-            "products and operators",
-        ]
-        yield table(header, [_missed_row(*row) for row in missed])
+        header = ["T,N,I,D, pass", "threads", "against", "target", "best", "median"]
+        header += ["ms too many", "ms beside products", "ms to take", "products and operators"]
+        # Older numbers have no operators.
+        shown = len(header) - int(all(_floor(row[0]) is None for row in missed))
+        yield table(header[:shown], [_missed_row(*row)[:shown] for row in missed])
         yield from _floor_text([row for row in missed if row[2].verdict == MISSED])
     yield from _aim_part(rows, against)
 
@@ -424,7 +445,7 @@ def _layouts_part(records: Sequence[Record]) -> Iterator[str]:
             "The fastest layout of each product A B of a training pass, and its milliseconds. A': stored transposed;\n"
             "for C': the result is transposed; in 4: one matrix for each gate; oneDNN: an operator of oneDNN, over\n"
             "operands in its memory; image, filters: those of a convolution with kernels of 1 x 1; in blocks: as\n"
-            "oneDNN itself lays out an image."
+            "oneDNN itself lays out an image; in rows: with its channels last; kept: laid out by oneDNN once."
         )
         rows = []
         for record in found:
@@ -508,7 +529,8 @@ def _recompute_part(records: Sequence[Record]) -> Iterator[str]:
     yield "## What memory_optimization costs"
     yield (
         "LSTM, training, with and without `memory_optimization`; it is to cost at most {:.0f}% of the time and to\n"
-        "keep {} bytes a step. Bytes are those of the steps' own workspaces.".format(100 * (RECOMPUTE - 1), KEPT)
+        "keep {} bytes a step. Bytes are those of the steps' own workspaces, in loops of {} steps: there `optimize`\n"
+        "makes no loop of the backward pass.".format(100 * (RECOMPUTE - 1), KEPT, KEPT_STEPS)
     )
     yield table(header, rows)
 

@@ -44,7 +44,7 @@ SWEEP_SIZES = ((8, 16), (32, 32), (20, 50), (64, 128), (100, 200), (128, 256))
 # Multiplications of the products with one gate's weights.
 SWEEP_LARGEST = 2e8
 SWEEP_ENOUGH = 0.5  # seconds for one row
-# Steps of the short loop that shows what a step keeps: it keeps the same in a long one.
+# Steps of the short loop that shows what a step keeps.
 KEPT_STEPS = 4
 
 Record = Dict[str, Any]
