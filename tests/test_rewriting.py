@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from caffe2.proto import caffe2_pb2
-from caffe2.python import brew, core, gru_cell, optimizer, rnn_cell, workspace
+from caffe2.python import brew, core, gru_cell, optimizer, recurrent, rnn_cell, workspace
 from caffe2.python.model_helper import ModelHelper
 from google.protobuf import text_format
 
@@ -290,6 +290,76 @@ def test_weights_that_are_written_before_the_gradient_operator():
     del model.net.Proto().op[:]
     model.net.Proto().op.extend([*operators[:position], doubling, *operators[position:]])
     assert_left_alone(model.net, "'layer/gates_t_w' is written between the loop and its gradient operator")
+
+
+@pytest.mark.parametrize("declared", [True, False], ids=["in the step", "by the net"])
+@pytest.mark.parametrize("blob", ["seen", "count"])
+def test_steps_that_write_to_a_blob_outside(blob, declared):
+    """All steps write to one blob, which Caffe2's builder has nothing against; where steps are written out each had its
+    own."""
+
+    def built():
+        model, step = ModelHelper("model"), core.Net("step")
+        outside = ["w", "b", "one", *(["seen", "count"] if declared else [])]
+        step.AddExternalInput("x_t", "h_t", "timestep", *outside)
+        step.Tanh(step.Sum([step.FC(["h_t", "w", "b"], "f", axis=2), "x_t"], "g"), "h")
+        if blob == "count":
+            step.Add(["count", "one"], "count")
+        else:
+            step.Copy("h", "seen")
+        if not declared:
+            model.net.Copy(blob, "before")
+        inner, outer = map(core.BlobReference, ("h_t", "h"))
+        recurrent.recurrent_net(
+            model.net,
+            step,
+            [(core.BlobReference("x_t"), core.BlobReference("x"))],
+            [(inner, core.BlobReference("h0"))],
+            {inner: outer},
+            timestep="timestep",
+            scope="loop",
+            outputs_with_grads=[0],
+            forward_only=True,
+        )
+        return model
+
+    def run(model):
+        random = np.random.RandomState(0)
+        for name, shape in {"x": (4, 3, 8), "h0": (3, 8), "w": (8, 8), "b": (8,)}.items():
+            workspace.FeedBlob(name, random.uniform(-1, 1, shape).astype(np.float32))
+        for name, value in {"one": np.ones(1), "count": np.zeros(1), "seen": np.zeros((1, 3, 8))}.items():
+            workspace.FeedBlob(name, value.astype(np.float32))
+        workspace.RunNetOnce(model.net)
+        return support.values([blob, "h_all", "h_last"])
+
+    expected = run(built())
+    model = built()
+    report = optimize(model, even_if_slower=True)
+    text = "its steps write to '{}', which is a blob outside of them too".format(blob)
+    assert report.total == 0 and [refusal.reason for refusal in report.refusals] == [text]
+    assert np.abs(expected[0][0]).min() > 0
+    support.assert_same(run(model), expected)
+
+
+@pytest.mark.parametrize("blob", ["lengths", "layer/gates_t_w"])
+def test_blobs_that_steps_find_though_nobody_names_them(blob):
+    """As Caffe2's beam search has it; what is computed of them in front of the loop has to be told of them."""
+
+    def built():
+        model, blobs = support.lstm(lengths=True, gradients=False, forward_only=True)
+        loop, proto = support.operator(model.net), model.net.Proto()
+        initial = [loop.input[position] for position in support.argument(loop, "initial_recurrent_state_ids").ints]
+        loop.input[:] = [name for name in loop.input if name != blob]
+        assert [loop.input[position] for position in (1, 2)] == initial
+        proto.external_input[:] = [name for name in proto.external_input if name != blob]
+        return model, blobs
+
+    expected = support.run(*built())
+    model, blobs = built()
+    assert blob not in model.net.Proto().external_input
+    optimised(model)
+    assert list(model.net.Proto().external_input).count(blob) == 1
+    support.assert_same(support.run(model, blobs), expected)
 
 
 @pytest.mark.parametrize("builder", [LSTM, MILSTM])

@@ -291,20 +291,28 @@ def test_two_loops_over_one_x(rules):
     assert biases.assert_right(plain, rules, change=change).counts[RULE] == 2
 
 
-def test_an_x_whose_name_the_step_has_for_itself():
+@pytest.mark.parametrize(
+    ["name", "rule", "reason"],
+    [
+        ("h_prev", RULE, "'h_prev' is what a blob of the step is called too"),
+        ("v", "all", "its steps write to 'v', which is a blob outside of them too"),
+    ],
+    ids=["linked", "written"],
+)
+def test_an_x_whose_name_the_step_has_for_itself(name, rule, reason):
     """Caffe2's builder allows it, and forward alone it does no harm to an FC that runs before the loop."""
 
     def change(net):
-        writer(net.net, SEQUENCE).input[0] = "v"
-        net.net.AddExternalInput("v")
-        net.shapes["v"] = net.shapes.pop("x")
+        writer(net.net, SEQUENCE).input[0] = name
+        net.net.AddExternalInput(name)
+        net.shapes[name] = net.shapes.pop("x")
 
     options = {"step": name_before, "shape": (T, N, D), "change": change, "forward_only": True}
     expected = Net(**options).values(executor=False)
     net = Net(**options)
     rewrite = support.Optimised(PLAIN)
     rewrite(net.net)
-    assert reasons_in(rewrite.report, RULE) == ["'v' is what a blob of the step is called too"]
+    assert reasons_in(rewrite.report, rule) == [reason]
     support.assert_same(net.values(executor=False), expected)
 
 

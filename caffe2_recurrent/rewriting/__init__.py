@@ -125,3 +125,18 @@ def _replace_operators(proto: caffe2_pb2.NetDef, operators: List[caffe2_pb2.Oper
     changed.op.extend(operators)
     del proto.op[:]
     proto.op.extend(changed.op)
+    if proto.external_input:
+        proto.external_input.extend(_undeclared(proto))
+
+
+def _undeclared(proto: caffe2_pb2.NetDef) -> List[str]:
+    """What operators read of the net and nobody says where it is from.
+
+    Steps find blobs by their names alone, which Caffe2's beam search makes use of. Operators of the net do not.
+    """
+    known = set(proto.external_input)
+    found: List[str] = []
+    for operator in proto.op:
+        found += [blob for blob in operator.input if blob not in known]
+        known.update(operator.input, operator.output)
+    return list(dict.fromkeys(found))

@@ -143,6 +143,10 @@ def _out_of_reach(loop: Loop) -> Optional[str]:
         return "it does not run on a CPU, and the rules are made for CPUs"
     if any(window != 1 for given in loop.forward.arg if given.name == "link_window" for window in given.ints):
         return "its steps see windows of several slices"
+    own = {link.inner for link in loop.all_links} | {loop.timestep}
+    outside = (loop.written - own) & {*loop.net.external_input, *loop.inputs, *loop.busy}
+    if outside:
+        return "its steps write to '{}', which is a blob outside of them too".format(min(outside))
     inside = [operator.type for operators in loop.steps for operator in operators if has_nets(operator)]
     if inside:
         return "its steps have operators that run nets ({}), and rules do not look into these".format(inside[0])
