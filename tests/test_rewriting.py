@@ -362,6 +362,15 @@ def test_blobs_that_steps_find_though_nobody_names_them(blob):
     support.assert_same(support.run(model, blobs), expected)
 
 
+def test_what_a_net_has_forgotten_to_declare_stays_so():
+    """The engine says so when the net is created."""
+    model, _ = support.lstm()
+    declared = [blob for blob in model.net.Proto().external_input if blob != "dh"]
+    model.net.Proto().external_input[:] = declared
+    optimised(model)
+    assert list(model.net.Proto().external_input) == declared
+
+
 @pytest.mark.parametrize("builder", [LSTM, MILSTM])
 @pytest.mark.parametrize("gradients", [True, False], ids=["training", "forward"])
 @pytest.mark.parametrize("products", [1, 2])

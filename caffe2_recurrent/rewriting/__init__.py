@@ -123,20 +123,20 @@ def read_rules(rules: Any, types: Problems, values: Problems) -> List[Rule]:
 def _replace_operators(proto: caffe2_pb2.NetDef, operators: List[caffe2_pb2.OperatorDef]) -> None:
     changed = caffe2_pb2.NetDef()
     changed.op.extend(operators)
+    if proto.external_input:
+        proto.external_input.extend(_undeclared(proto, operators))
     del proto.op[:]
     proto.op.extend(changed.op)
-    if proto.external_input:
-        proto.external_input.extend(_undeclared(proto))
 
 
-def _undeclared(proto: caffe2_pb2.NetDef) -> List[str]:
-    """What operators read of the net and nobody says where it is from.
+def _undeclared(proto: caffe2_pb2.NetDef, operators: List[caffe2_pb2.OperatorDef]) -> List[str]:
+    """What `operators` read, those of `proto` do not, and nobody says where it is from.
 
     Steps find blobs by their names alone, which Caffe2's beam search makes use of. Operators of the net do not.
     """
-    known = set(proto.external_input)
+    known = {*proto.external_input, *(blob for operator in proto.op for blob in operator.input)}
     found: List[str] = []
-    for operator in proto.op:
+    for operator in operators:
         found += [blob for blob in operator.input if blob not in known]
         known.update(operator.input, operator.output)
     return list(dict.fromkeys(found))
