@@ -1,13 +1,12 @@
 """What stands around a loop in its net and belongs to it: operators that make its sequences or go on from gradients."""
 
 from collections import Counter
-from typing import Dict, List, Mapping, Set
+from typing import Dict, Iterator, List, Mapping, Set
 
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.blob_names import all_names
 from caffe2_recurrent.loop import Loop
-from caffe2_recurrent.operator_arguments import has_nets
 from caffe2_recurrent.operator_arguments import net as net_argument
 from caffe2_recurrent.operators import GRADIENT_OPERATOR, SHOWING, copied, is_on_onednn
 
@@ -44,9 +43,17 @@ def _written_outside(net: caffe2_pb2.NetDef, loop: Loop) -> Set[str]:
         if operator.type in SHOWING and operator.input[0] in shown:
             shown.update((blob, shown[operator.input[0]]) for blob in operator.output)
         elif operator.type not in RESHAPING:
-            written = all_names(caffe2_pb2.NetDef(op=[operator])) if has_nets(operator) else operator.output
-            found.update(shown[blob] for blob in written if blob in shown)
+            found.update(shown[blob] for blob in _written_by(operator) if blob in shown)
     return found
+
+
+def _written_by(operator: caffe2_pb2.OperatorDef) -> Iterator[str]:
+    """With what is written in nets that it runs."""
+    yield from operator.output
+    for given in operator.arg:
+        for net in [given.n, *given.nets]:
+            for inner in net.op:
+                yield from _written_by(inner)
 
 
 def _around(net: caffe2_pb2.NetDef, loop: Loop) -> Dict[int, List[caffe2_pb2.OperatorDef]]:

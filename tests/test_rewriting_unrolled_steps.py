@@ -396,6 +396,19 @@ def test_outputs_that_something_else_writes_to(how, written):
     support.assert_same(support.run(model, blobs), expected)
 
 
+def test_a_loop_that_reads_all_values_of_another_writes_to_nothing_of_it():
+    model, _ = support.lstm(gradients=False, forward_only=True)
+    step = core.Net("above")
+    x_t, h_prev = step.AddExternalInput("x_t", "h_prev")
+    h_t = step.Mul([x_t, h_prev], "h_t")
+    step.AddExternalOutput(h_t)
+    below = core.BlobReference("layer/hidden_t_all")
+    blobs = recurrent_net(model.net, step, [(x_t, below)], [(h_prev, "h0")], {h_prev: h_t}, forward_only=True)
+    expected = support.run(model, [below, *blobs])
+    assert optimize(model, [RULE], even_if_slower=True).counts[RULE] == 2
+    support.assert_same(support.run(model, [below, *blobs]), expected)
+
+
 def test_outputs_of_which_something_else_changes_the_shape():
     model, blobs = support.lstm(gradients=False, forward_only=True)
     model.net.Squeeze(blobs[1], blobs[1], dims=[0])
