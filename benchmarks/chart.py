@@ -35,6 +35,10 @@ def draw(section: Dict[str, Any]) -> bytes:
             _panel(axes, rows, {name: titles.get(name, name) for name in names}, colours, unit)
             axes.set_title("{}, {}".format(pass_, threads_text(count)))
         row[0].set_ylabel("time / {}".format(unit))
+    if unit == PRODUCTS:
+        # What has its gates and products in one pass may take less time than the products by themselves.
+        least = min(times.ratio(name, unit, by_median=False) or 1.0 for times in all_times for name in names)
+        panels.flat[0].set_ylim(bottom=min(0.5, 0.9 * least))
     legend: Dict[str, Any] = {}
     for axes in panels.flat:
         handles, labels = axes.get_legend_handles_labels()
@@ -80,10 +84,8 @@ def _panel(axes: Any, rows: Sequence[Times], titles: Dict[str, str], colours: Di
     if unit == PRODUCTS:
         limit = "{} times the products alone".format(OF_PRODUCTS)
         axes.axhline(OF_PRODUCTS, color="black", linestyle=":", linewidth=1, label=limit)
-        # What has its gates and products in one pass may take less time than the products by themselves; and there is
-        # to be room for the number on the longest bar.
-        least = min((times.ratio(name, unit, by_median=False) or 1.0 for times in rows for name in names), default=1.0)
-        axes.set_ylim(min(0.5, 0.9 * least), 1.15 * axes.get_ylim()[1])
+        # Room for the number on the longest bar.
+        axes.set_ylim(top=1.15 * axes.get_ylim()[1])
     axes.set_xticks(range(len(rows)))
     axes.set_xticklabels([times.shape for times in rows], fontsize=8)
     axes.grid(axis="y", alpha=0.3)

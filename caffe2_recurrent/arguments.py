@@ -7,6 +7,7 @@ does not add the scope.
 `inner_X` is a name in the step net, `outer_X` one in the net around it, here and in all of the package.
 """
 
+import collections
 import collections.abc
 import functools
 import numbers
@@ -77,6 +78,13 @@ def read_blobs(role: str, value: Any, problems: Problems, wanted: str = "a blob 
         if not is_blob(blob):
             problems.add("{} takes blobs or their names; got {}", role, given(blob))
     return [str(blob) for blob in blobs]
+
+
+def check_once(role: str, blobs: Sequence[str], problems: Problems) -> None:
+    """Note names that are given more than once."""
+    for blob, count in collections.Counter(blobs).items():
+        if count > 1:
+            problems.add("{} names '{}' twice", role, blob)
 
 
 def outer_name(blob: Blob) -> str:

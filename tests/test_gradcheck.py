@@ -433,7 +433,9 @@ def test_a_gradient_that_caffe2_drops_is_named():
 
 def test_an_output_named_twice():
     net, (h_all, h_last), shapes = elman()
-    assert refused(ValueError, net, [h_all, h_last, h_all], shapes) == "gradcheck: outputs has '{}' twice".format(h_all)
+    assert refused(ValueError, net, [h_all, h_last, h_all], shapes) == "gradcheck: outputs names '{}' twice".format(
+        h_all
+    )
 
 
 def test_a_step_that_is_lost_in_float32():

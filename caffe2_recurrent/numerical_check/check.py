@@ -1,12 +1,11 @@
 """`gradcheck`: the gradients of a net beside numerical ones, element by element."""
 
-import collections
 from typing import Any, List, Mapping, Optional, Sequence, Union
 
 import numpy as np
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.arguments import Blob, read_blobs
+from caffe2_recurrent.arguments import Blob, check_once, read_blobs
 from caffe2_recurrent.nets import AnyNet, init_net_of, read_net
 from caffe2_recurrent.numerical_check.comparison import compare
 from caffe2_recurrent.numerical_check.report import GradientReport
@@ -100,9 +99,7 @@ def _check_outputs(net: caffe2_pb2.NetDef, outputs: Sequence[str], problems: Pro
     unknown = [blob for blob in outputs if blob not in written]
     if unknown:
         problems.add("net '{}' does not compute {}", net.name, names(unknown))
-    twice = [blob for blob, count in collections.Counter(outputs).items() if count > 1]
-    if twice:
-        problems.add("outputs has {} twice", names(twice))
+    check_once("outputs", outputs, problems)
 
 
 def _choose(found: Mapping[str, Any], wanted: Optional[Sequence[str]], problems: Problems) -> List[str]:

@@ -7,13 +7,12 @@ an output. That loses what stands before, as the weights that `optimize` has tra
 what stands behind, as the copies of last states into initial ones. This goes by what is read and written.
 """
 
-import collections
 from typing import Iterable, Iterator, List, NamedTuple, Sequence, Union
 
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
-from caffe2_recurrent.arguments import Blob, read_blobs
+from caffe2_recurrent.arguments import Blob, check_once, read_blobs
 from caffe2_recurrent.loop import BACKWARD
 from caffe2_recurrent.nets import AnyNet, read_net
 from caffe2_recurrent.operator_arguments import integer, remove_arguments
@@ -97,7 +96,7 @@ def _as_known_there(blobs: Sequence[str], accesses: Sequence[Access]) -> List[st
 
 
 def _check_inputs(fed: Sequence[str], outside: Sequence[str], problems: Problems) -> None:
-    _check_once("inputs", fed, problems)
+    check_once("inputs", fed, problems)
     for blob in fed:
         if blob not in outside:
             problems.add("the outputs do not depend on the input '{}'; they depend on {}", blob, names(outside))
@@ -106,7 +105,7 @@ def _check_inputs(fed: Sequence[str], outside: Sequence[str], problems: Problems
 def _check_outputs(
     wanted: Sequence[str], accesses: Sequence[Access], parameters: Sequence[str], net: str, problems: Problems
 ) -> None:
-    _check_once("outputs", wanted, problems)
+    check_once("outputs", wanted, problems)
     if not wanted:
         problems.add("outputs is empty")
     written = {blob for access in accesses for blob in access.writes}
@@ -115,12 +114,6 @@ def _check_outputs(
             problems.add("net '{}' does not compute the output '{}' outside of its gradient pass", net, blob)
         elif blob in parameters:
             problems.add("the output '{}' is also a parameter: the net reads what its last run has written there", blob)
-
-
-def _check_once(role: str, blobs: Sequence[str], problems: Problems) -> None:
-    for blob, count in collections.Counter(blobs).items():
-        if count > 1:
-            problems.add("{} names '{}' twice", role, blob)
 
 
 def _in_training_mode(operators: Iterable[caffe2_pb2.OperatorDef]) -> Iterator[caffe2_pb2.OperatorDef]:

@@ -49,8 +49,8 @@ def describe(net_or_op: NetOrOperator, shapes: Optional[Mapping[Blob, Sequence[i
 
     Raises:
         TypeError: all arguments that are of the wrong type.
-        ValueError: there is no loop, or `shapes` has blobs that no operator has, or dimensions that a product or a loop
-            cannot read; all of them.
+        ValueError: there is no loop, or `shapes` has blobs that no operator has, dimensions that a product cannot read,
+            or a sequence of less than two; all of them.
 
     Source of what is kept: RecurrentNetworkOp in caffe2/operators/rnn/recurrent_network_op.h.
     """
