@@ -64,8 +64,8 @@ def gradcheck(
     Raises:
         GradientsDiffer: an `AssertionError` with the report as its text.
         TypeError, ValueError: all that is wrong with the arguments, inputs without a value, values that float32 does
-            not change by `step`, a net that does not run with them or whose outputs change from run to run, gradients that
-            `check_gradients` finds lost.
+            not change by `step`, a net that does not run with them or whose outputs change from run to run, and
+            gradients that `check_gradients` finds lost.
 
     Source of the two step sizes: Richardson's extrapolation of central differences, as in slopes.py.
     """
