@@ -21,6 +21,7 @@ from caffe2.python import core, workspace
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operators import new_operator
+from caffe2_recurrent.rewriting import only_floats
 from caffe2_recurrent.rewriting.convolved import add_bias, like_filters, result_of_convolution
 from caffe2_recurrent.rewriting.emit import Emitter
 from caffe2_recurrent.rewriting.engine_blobs import ON_CPU
@@ -193,7 +194,7 @@ def _emit_inner_product(emitter: Emitter, loop: Loop, product: Product) -> None:
     bias = product.bias
     if bias is None:
         bias = loop.add_before("ConstantFill", [], product.output + "_no_bias", shape=[product.outer], value=0.0)
-    inputs = [_rows(loop, product), _before(loop, "plain", bias, _copy_there)]
+    inputs = [_rows(loop, product), _before(loop, "plain", bias, 1, _copy_there)]
     for outer in inputs:
         loop.add_reference(outer)
     laid_out = _by_the_cpu(emitter, "Scale", [product.input], "input", scale=1.0)
@@ -231,9 +232,10 @@ def _image(loop: Loop, product: Product) -> str:
         arguments = {"kernel": 1, "group": product.inner, "training_mode": 1}
         return add(emitter, "Conv", [plain, filters], [emitter.blob("in_blocks")], **arguments)
 
+    dimensions = 2 if product.parts == 1 else 3
     if product.columns is not None:
-        return _before(loop, "image", product.columns, lay_out)
-    return _before(loop, "image, transposed", product.rows, lay_out)
+        return _before(loop, "image", product.columns, dimensions, lay_out)
+    return _before(loop, "image, transposed", product.rows, dimensions, lay_out)
 
 
 def _rows(loop: Loop, product: Product) -> str:
@@ -243,20 +245,23 @@ def _rows(loop: Loop, product: Product) -> str:
         return transposed(emitter, _copy_there(emitter, weights))
 
     if product.rows is not None:
-        return _before(loop, "plain", product.rows, _copy_there)
-    return _before(loop, "transposed", product.columns, lay_out)
+        return _before(loop, "plain", product.rows, 2, _copy_there)
+    return _before(loop, "transposed", product.columns, 2, lay_out)
 
 
 def _copy_there(emitter: Emitter, blob: str) -> str:
     return add(emitter, TO, [blob], [emitter.blob("for_onednn")])
 
 
-def _before(loop: Loop, layout: str, blob: Optional[str], lay_out: Callable[[Emitter, str], str]) -> str:
+def _before(
+    loop: Loop, layout: str, blob: Optional[str], dimensions: int, lay_out: Callable[[Emitter, str], str]
+) -> str:
     """What `lay_out` makes of an outer blob, once before the loop; the same blob if it is asked for again."""
     assert blob is not None
     key = ("onednn", layout, blob)
     if key not in loop.made:
         emitter = Emitter(loop, loop.forward, blob)
+        only_floats.emit(emitter, blob, dimensions)
         loop.made[key] = lay_out(emitter, blob)
         loop.before += in_a_net(emitter.operators, [loop.made[key]], loop)
     return loop.made[key]

@@ -25,7 +25,7 @@ from typing import List, NamedTuple, Optional, Sequence
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
-from caffe2_recurrent.rewriting import onednn, onednn_convolutions
+from caffe2_recurrent.rewriting import onednn, onednn_convolutions, only_floats
 from caffe2_recurrent.rewriting.emit import Emitter, aten_is_missing
 from caffe2_recurrent.rewriting.net_products import GRADIENT, PRODUCT
 from caffe2_recurrent.rewriting.onednn_copies import as_rows, copy_back, copy_there, shape_of_result
@@ -96,6 +96,9 @@ def in_a_net(
     results = shared.blob if shared is not None else _results(emitter, layout, stays)
     is_there = shared is not None and shared.is_there
     if operator.type == PRODUCT:
+        left, weights, bias = operator.input
+        for blob, dimensions in ((as_rows(emitter, left, plain.inner), 2), (weights, 2), (bias, 1)):
+            only_floats.emit(emitter, blob, dimensions)
         emit_product = onednn_convolutions.emit_product if layout.convolved else _emit_product
         emit_product(emitter, operator, layout.inner, layout.outer, results)
     else:

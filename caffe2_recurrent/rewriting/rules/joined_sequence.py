@@ -8,9 +8,9 @@ from caffe2.python import core
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operators import as_bytes, new_operator
-from caffe2_recurrent.rewriting import dataflow, passes, sigmoids, step_products, trial
+from caffe2_recurrent.rewriting import dataflow, only_floats, passes, sigmoids, step_products, trial
 from caffe2_recurrent.rewriting.emit import Emitter
-from caffe2_recurrent.rewriting.rows import FEATURES, with_rows
+from caffe2_recurrent.rewriting.rows import DIMENSIONS, FEATURES, with_rows
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.rules.packed_products import PackedProducts
 from caffe2_recurrent.rewriting.rules.products_over_steps import ProductsOverSteps
@@ -92,7 +92,7 @@ class JoinedSequence(Rule):
         joined = emitter.concat([product.input[0], slice_, ones], "rows", FEATURES)
         in_rows = step_products.has_weights_in_rows(product)
         all_weights = _weights(loop, product.input[1], weights, bias, in_rows)
-        for outer in (ones, all_weights):
+        for outer in (ones, all_weights, _is_of_floats(loop, x)):
             loop.add_reference(outer)
         product.input[:] = [joined, all_weights]
         adding.input.remove(link.inner)
@@ -126,6 +126,14 @@ def _ones(loop: Loop, x: str) -> str:
     batch = loop.add_before("Shape", [x], "batch", axes=[1])
     shape = loop.add_columns([one, batch, one], "ones_shape")
     return loop.add_before("ConstantFill", [shape], "ones", input_as_shape=1, value=1.0)
+
+
+def _is_of_floats(loop: Loop, x: str) -> str:
+    """What is there if it is; the product that was in front of the loop has refused anything else."""
+    emitter = Emitter(loop, loop.forward, x)
+    found = only_floats.emit(emitter, x, DIMENSIONS)
+    loop.before += emitter.operators
+    return found
 
 
 def _like(loop: Loop, x: str, bias: str) -> str:
