@@ -204,6 +204,15 @@ def argument(of, name):
     return found
 
 
+def without_executor(model):
+    """The RNN executor off in all loops: with it the engine's messages from steps are in the log alone."""
+    for operator in model.net.Proto().op:
+        for given in operator.arg:
+            if given.name == "enable_rnn_executor":
+                given.i = 0
+    return model
+
+
 def step(net):
     return argument(operator(net), "step_net").n
 

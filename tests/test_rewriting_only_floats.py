@@ -38,22 +38,13 @@ def refused(model, blob, kind):
     return str(refusal.value)
 
 
-def without_executor(model):
-    """With it the engine's message is in the log alone."""
-    for operator in model.net.Proto().op:
-        for given in operator.arg:
-            if given.name == "enable_rnn_executor":
-                given.i = 0
-    return model
-
-
 @pytest.mark.parametrize("blob", FED)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rules", RULES.values(), ids=list(RULES))
 @pytest.mark.parametrize("gradients", [False, True], ids=["forward", "training"])
 def test_other_kinds_are_refused_as_before(gradients, rules, kind, blob):
     model, _ = support.lstm(gradients=gradients, forward_only=not gradients)
-    optimize(without_executor(model), rules, even_if_slower=True, trials=False)
+    optimize(support.without_executor(model), rules, even_if_slower=True, trials=False)
     workspace.RunNetOnce(model.net)
     refused(model, blob, kind)
 
@@ -64,7 +55,7 @@ def test_other_kinds_are_refused_as_before(gradients, rules, kind, blob):
 def test_by_each_way_of_a_product(blob, rules, way, monkeypatch):
     force(monkeypatch, way)
     model, _ = support.lstm()
-    optimize(without_executor(model), rules, even_if_slower=True)
+    optimize(support.without_executor(model), rules, even_if_slower=True)
     workspace.RunNetOnce(model.net)
     refused(model, blob, "float64")
 
@@ -97,7 +88,7 @@ def test_without_the_check_nothing_is_said(rules, monkeypatch):
 
     monkeypatch.setattr(only_floats, "emit", nothing)
     model, _ = support.lstm(gradients=False, forward_only=True)
-    optimize(without_executor(model), rules, even_if_slower=True, trials=False)
+    optimize(support.without_executor(model), rules, even_if_slower=True, trials=False)
     workspace.RunNetOnce(model.net)
     blob = "layer/gates_t_w" if rules == ["packed_products"] else "x"
     workspace.FeedBlob(blob, workspace.FetchBlob(blob).astype(np.float64))

@@ -209,6 +209,45 @@ def test_the_loop_runs_when_the_number_of_steps_is_another_one(monkeypatch):
     support.assert_same(support.run(model, blobs), expected)
 
 
+@pytest.mark.parametrize("batch", [support.N, 1])
+@RULES
+def test_an_initial_state_that_is_one_row_for_all_later(batch, rules):
+    """A loop takes both."""
+
+    def build():
+        workspace.ResetWorkspace()
+        model, blobs = support.lstm(gradients=False, forward_only=True)
+        support.feed(batch=batch)
+        return model, blobs
+
+    def run(model, blobs):
+        workspace.CreateNet(model.net)
+        found = []
+        for shape in ((1, batch, support.D), (support.D,), (batch, support.D)):
+            for blob in ("h0", "c0"):
+                workspace.FeedBlob(blob, np.random.RandomState(3).randn(*shape).astype(np.float32))
+            workspace.RunNet(model.net)
+            found += support.values(blobs)[0]
+        return found, {}
+
+    expected = run(*build())
+    model, blobs = build()
+    assert optimize(model, rules, even_if_slower=True).counts[RULE] == 1
+    support.assert_same(run(model, blobs), expected)
+
+
+@pytest.mark.parametrize("shape", [(1, support.D), (support.N - 1, support.D)], ids=str)
+@pytest.mark.parametrize("blob", ["h0", "c0"])
+@RULES
+def test_an_initial_state_of_other_numbers_of_rows_is_refused_as_before(rules, blob, shape):
+    model, _ = support.lstm(gradients=False, forward_only=True)
+    optimize(support.without_executor(model), rules, even_if_slower=True)
+    workspace.RunNetOnce(model.net)
+    workspace.FeedBlob(blob, np.ones(shape, np.float32))
+    with pytest.raises(RuntimeError, match="== batchSize"):
+        workspace.RunNetOnce(model.net)
+
+
 def squeezed(blob):
     return core.CreateOperator("Squeeze", [blob], [blob], dims=[0])
 

@@ -1,7 +1,7 @@
 """Steps of small loops one behind the other, without links."""
 
 import copy
-from typing import FrozenSet, Iterable, Optional, Set
+from typing import Dict, FrozenSet, Iterable, Optional, Set
 
 from caffe2.proto import caffe2_pb2
 
@@ -13,7 +13,7 @@ from caffe2_recurrent.rewriting.backward_pass import state_gradients
 from caffe2_recurrent.rewriting.nnpack import is_by_nnpack
 from caffe2_recurrent.rewriting.rows import DIMENSIONS
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.sizes import Sizes
+from caffe2_recurrent.sizes import Shape, Sizes
 
 # Operators and links of all steps. From here on they do not stay in the cache from run to run, and a training loop is
 # made two by `backward_loop`.
@@ -81,11 +81,13 @@ class UnrolledSteps(Rule):
                 # The engine goes by the first one. Another may be longer.
                 is_as_long = _is_as_large(loop, sequence, 0, steps, sequence + "_is_unrolled")
                 condition = loop.add_before("And", [condition, is_as_long], "are_unrolled")
+        shapes = {state.outer_states: sizes.shape(state.outer_initial) for state in unrolled.states(loop)}
         biases = row_biases.found(loop, sizes)
         if biases.added or biases.outgoing:
             is_one = _is_as_large(loop, loop.inputs[0], 1, 1, "is_one_sequence")
             condition = loop.add_before("And", [condition, is_one], "is_unrolled_for_one")
-        shapes = {state.outer_states: sizes.shape(state.outer_initial) for state in unrolled.states(loop)}
+        else:
+            condition = _with_rows(loop, condition, shapes)
         columns = {outer: (shape or (0,))[-1] for outer, shape in shapes.items()}
         loop.unrolled = Unrolled(steps, condition, columns, _shapeless(loop, sizes), biases)
 
@@ -94,6 +96,22 @@ def _is_as_large(loop: Loop, blob: str, axis: int, size: int, name: str) -> str:
     """An outer blob that says whether `blob` is of that size along an axis."""
     found = loop.add_before("Shape", [blob], "{}_size_{}".format(blob, axis), axes=[axis])
     return loop.add_before("IsMemberOf", [found], name, value=[size], dtype=caffe2_pb2.TensorProto.INT64)
+
+
+def _with_rows(loop: Loop, condition: str, shapes: Dict[str, Optional[Shape]]) -> str:
+    """`condition`, and that initial states have a row for each sequence: a loop takes one row for all of them as well,
+    and refuses other numbers of rows.
+    """
+    batch = loop.add_before("Shape", loop.inputs[:1], loop.inputs[0] + "_size_1", axes=[1])
+    for state in unrolled.states(loop):
+        shape = shapes[state.outer_states]
+        if state.outer_states in unrolled.states_read(loop) and shape is not None:
+            columns = loop.add_before("GivenTensorInt64Fill", [], "columns", shape=[1], values=[shape[-1]])
+            wanted = loop.add_before("Mul", [batch, columns], "elements_of_rows")
+            elements = loop.add_before("Size", [state.outer_initial], state.outer_initial + "_elements")
+            has_rows = loop.add_before("EQ", [elements, wanted], state.outer_initial + "_has_rows")
+            condition = loop.add_before("And", [condition, has_rows], "is_unrolled_with_rows")
+    return condition
 
 
 def _why_not_in_company(loop: Loop) -> Optional[str]:
