@@ -5,7 +5,7 @@ operators before the loop.
 """
 
 import itertools
-from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
 from caffe2.proto import caffe2_pb2
 from caffe2.python import workspace
@@ -108,10 +108,14 @@ def made_by_init_net(init_net: Optional[caffe2_pb2.NetDef]) -> Dict[str, Shape]:
 def shapes_of_inputs(
     net: caffe2_pb2.NetDef, parameters: Mapping[str, Shape], given_shapes: Mapping[str, Shape]
 ) -> Dict[str, Shape]:
-    """Those of what the net reads and does not write: as they were given, or are in the workspace, or will be."""
-    written = {blob for operator in net.op for blob in operator.output}
-    # What the net writes may still be there from a run with other sizes.
-    inputs = {blob for operator in net.op for blob in operator.input if blob not in written}
+    """Those of what the net reads from outside: as they were given, or are in the workspace, or will be."""
+    inputs: Dict[str, None] = {}
+    written: Set[str] = set()
+    for operator in net.op:
+        # What the net has written may be there from a run with other sizes. What it updates, like a parameter, it has
+        # read before.
+        inputs.update(dict.fromkeys(blob for blob in operator.input if blob not in written))
+        written.update(operator.output)
     shapes = {blob: _shape_in_workspace(blob) for blob in inputs if blob not in given_shapes}
     known = {blob: shape for blob, shape in shapes.items() if shape is not None}
     return {**parameters, **known, **given_shapes}

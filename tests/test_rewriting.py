@@ -15,6 +15,7 @@ from caffe2_recurrent import LSTM, MILSTM, optimize, recurrent_net, retrieve_ste
 from caffe2_recurrent.loop_reading import read_loops
 from caffe2_recurrent.rewriting.rules import RULES, forward_links
 from caffe2_recurrent.rewriting.subjects import Seconds
+from caffe2_recurrent.sizes import find_sizes
 from onednn_support import make_up
 from rewriting_support import LOOP, D, N, T
 
@@ -620,6 +621,40 @@ def test_sizes_of_the_blobs_in_the_workspace():
     for name, shape in SHAPES.items():
         workspace.FeedBlob(name, np.zeros(shape, dtype=np.float32))
     assert optimize(large()).counts["lstm_unit"] == 1
+
+
+@pytest.mark.parametrize("trained", [["i2h_w", "i2h_b"], ["gates_t_w", "gates_t_b"], ["gates_t_w"], []], ids=str)
+@pytest.mark.parametrize("trials", [True, False])
+def test_sizes_of_parameters_that_the_net_updates(trials, trained):
+    """A net alone is rewritten like a model: what it updates it has read, so that its size is that of now."""
+
+    def report(part):
+        workspace.ResetWorkspace()
+        model, _ = support.lstm()
+        for blob, value in (("one", 1.0), ("rate", -0.1)):
+            workspace.FeedBlob(blob, np.array([value], np.float32))
+        for name in trained:
+            parameter = "layer/" + name
+            model.net.WeightedSum([parameter, "one", parameter + "_grad", "rate"], parameter)
+        found = optimize(part(model), even_if_slower=True, trials=trials)
+        workspace.RunNetOnce(model.net)
+        return found.counts
+
+    as_a_model = report(lambda model: model)
+    assert as_a_model["products_over_steps"]
+    assert report(lambda model: model.net) == report(lambda model: model.net.Proto()) == as_a_model
+
+
+def test_sizes_of_what_the_net_makes_are_not_those_of_an_earlier_run():
+    """What is read behind an operator that writes it may be of any size now."""
+    net = core.Net("net")
+    net.Copy("given", "made")
+    net.Copy("made", "copied")
+    net.Scale("updated", "updated", scale=0.5)
+    for blob, shape in {"given": (2, 3), "made": (7, 7), "updated": (4,), "copied": (5,)}.items():
+        workspace.FeedBlob(blob, np.zeros(shape, np.float32))
+    sizes = find_sizes(net.Proto(), None, {})
+    assert [sizes.shape(blob) for blob in ("given", "made", "updated", "copied")] == [(2, 3), None, (4,), None]
 
 
 def test_sizes_that_are_given_come_before_those_of_the_workspace(tried):

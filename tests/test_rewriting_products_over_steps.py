@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from caffe2.proto import caffe2_pb2
 from caffe2.python import workspace
 from caffe2.python.model_helper import ModelHelper
 
@@ -10,11 +11,11 @@ import rewriting_support as support
 from caffe2_recurrent import LSTM, optimize, recurrent_net
 from caffe2_recurrent.loop_reading import read_loops
 from caffe2_recurrent.operators import is_on_onednn
-from caffe2_recurrent.rewriting import onednn, onednn_convolutions, onednn_over_steps, separate_rows
+from caffe2_recurrent.rewriting import onednn, onednn_convolutions, onednn_over_steps, separate_rows, trial
 from caffe2_recurrent.rewriting.onednn_over_steps import Layout, layouts
 from caffe2_recurrent.rewriting.rules import products_over_steps
 from caffe2_recurrent.rewriting.rules.products_over_steps import Size
-from caffe2_recurrent.rewriting.subjects import Seconds
+from caffe2_recurrent.rewriting.subjects import Seconds, result
 from caffe2_recurrent.sizes import find_sizes
 from net_products_support import (
     GRADIENT,
@@ -294,6 +295,27 @@ def test_layouts_as_convolutions(monkeypatch):
     monkeypatch.setattr(onednn, "ways", lambda: onednn.WAYS)
     assert layouts(PRODUCT, 40, 100) == [Layout(40, 100), Layout(40, 100, convolved=True)]
     assert layouts(GRADIENT, 16, 64) == [Layout(16, 64), Layout(16, 64, convolved=True)]
+    assert not any(layout.convolved for layout in layouts(GRADIENT, 16, 1))
+
+
+@pytest.mark.parametrize("outer", [1, 2, 3, 16, 17])
+@pytest.mark.parametrize("inner", [1, 2, 17])
+@pytest.mark.parametrize("rows", [1, 2, 17, 33])
+def test_every_layout_gives_what_numpy_does(rows, inner, outer):
+    """By itself, with few rows and columns too: an image of one channel is in two orders at once."""
+    random = np.random.RandomState(0)
+    x, w, dy, b = (random.randn(*shape) for shape in ((rows, inner), (outer, inner), (rows, outer), (outer,)))
+    expected = {"y": x @ w.T + b, "dw": dy.T @ x, "db": dy.sum(axis=0), "dx": dy @ w}
+    values = {name: value.astype(np.float32) for name, value in {"x": x, "w": w, "dy": dy, "b": b}.items()}
+    plain = Layout(inner, outer)
+    for kind, third, outputs in ((PRODUCT, "b", ["y"]), (GRADIENT, "dy", ["dw", "db", "dx"])):
+        operator = caffe2_pb2.OperatorDef(type=kind, input=["x", "w", third], output=outputs)
+        for layout in layouts(kind, inner, outer):
+            loop = trial.lone_loop([*values, *outputs])
+            made = onednn_over_steps.in_a_net(loop, operator, plain, layout, rows)
+            for blob in outputs:
+                found = result(made, values, blob)
+                np.testing.assert_allclose(found, expected[blob], rtol=1e-4, atol=1e-4, err_msg=str((layout, blob)))
 
 
 @pytest.mark.parametrize(

@@ -47,12 +47,11 @@ def why_not(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes) -> Optio
 
 
 def dimensions(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes) -> Optional[Dimensions]:
-    """None if the numbers of steps and sequences are not known."""
+    """None if the numbers of steps and sequences, or the weights, are not known."""
     steps, batch = sizes.steps(loop), sizes.batch(loop)
     shape = weights_shape(loop, operator.input[1], sizes)
-    if steps is None or batch is None:
+    if steps is None or batch is None or shape is None:
         return None
-    assert shape is not None
     outer, inner = shape
     return Dimensions(steps * batch, inner, outer)
 
