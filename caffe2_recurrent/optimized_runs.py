@@ -8,11 +8,12 @@ them once. What we run ourselves goes as it is, in workspaces of our own: trials
 
 import functools
 import inspect
-from typing import Any, Callable, NamedTuple, Optional, Sequence
+from typing import Any, Callable, NamedTuple, Optional, Sequence, Set
 
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
+from caffe2_recurrent.blob_names import all_names
 from caffe2_recurrent.loop import has_backward_step
 from caffe2_recurrent.operators import GRADIENT_OPERATOR, OPERATOR
 from caffe2_recurrent.rewriting import Report, optimize_proto
@@ -60,20 +61,37 @@ class Runner:
             return what
         copy = type(proto)()
         copy.CopyFrom(proto)
+        nets = [copy] if isinstance(copy, caffe2_pb2.NetDef) else list(copy.network)
         found = False
-        for net in [copy] if isinstance(copy, caffe2_pb2.NetDef) else copy.network:
-            found = self._optimize(net) or found
+        for net in nets:
+            found = self._optimize(net, [other for other in nets if other is not net]) or found
         return copy if found else what
 
-    def _optimize(self, net: caffe2_pb2.NetDef) -> bool:
-        """Optimise `net`; whether there was something to do."""
+    def _optimize(self, net: caffe2_pb2.NetDef, others: Sequence[caffe2_pb2.NetDef]) -> bool:
+        """Optimise `net`, but for what the `others` may read; whether there was something to do."""
         if not _is_whole(net):
             return False
         rules, even_if_slower, trials, _ = self.settings
+        declared = list(net.external_output)
+        read = {name for other in others for name in _read_from_outside(other)}
+        written = dict.fromkeys(blob for operator in net.op for blob in operator.output)
+        net.external_output.extend(blob for blob in written if blob in read and blob not in declared)
         report = optimize_proto(net, None, rules, {}, False, even_if_slower, trials)
+        net.external_output[:] = declared
         if self.settings.on_report is not None:
             self.settings.on_report(report)
         return report.total > 0
+
+
+def _read_from_outside(net: caffe2_pb2.NetDef) -> Set[str]:
+    """Whatever may be the name of a blob that `net` reads and has not written before."""
+    read: Set[str] = set()
+    written: Set[str] = set()
+    for operator in net.op:
+        mentioned = {*all_names(caffe2_pb2.NetDef(op=[operator]))} - {*operator.output}
+        read |= (mentioned | {*operator.input}) - written
+        written.update(operator.output)
+    return read
 
 
 def _is_whole(net: caffe2_pb2.NetDef) -> bool:

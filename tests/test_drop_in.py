@@ -5,6 +5,7 @@ import inspect
 import sys
 import types
 
+import numpy as np
 import pytest
 from caffe2.proto import caffe2_pb2
 from caffe2.python import attention, core, model_helper, recurrent, rnn_cell, workspace
@@ -313,6 +314,39 @@ def test_the_engine_gets_an_optimised_copy(run):
     assert reports and all(report.counts["lstm_unit"] == 1 for report in reports)
     assert workspace.HasBlob("layer/gates_t_w_scaled_transposed")
     support.assert_same(support.values(blobs), expected)
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["operator", "operator in a net"])
+def test_nets_of_a_plan_find_what_others_leave(inside):
+    """Rules take out blobs that nothing in their net reads."""
+    model, _ = support.lstm(gradients=False, forward_only=True)
+    expected = support.run(model, ["layer/i2h"])[0]
+    workspace.ResetWorkspace()
+    model, _ = support.lstm(gradients=False, forward_only=True)
+    watcher, reports = core.Net("watcher"), []
+    watcher.Copy("layer/i2h", "seen")
+    if inside:
+        copying = caffe2_pb2.NetDef(name="copying", op=watcher.Proto().op)
+        del watcher.Proto().op[:]
+        workspace.FeedBlob("always", np.array([True]))
+        watcher.Proto().op.extend([core.CreateOperator("If", ["always"], ["seen"], then_net=copying)])
+        watcher.Proto().external_input.extend(["always", "layer/i2h"])
+    plan = core.Plan("plan")
+    plan.AddStep(core.execution_step("steps", [model.net, watcher]))
+    with installed(reports):
+        workspace.RunPlan(plan)
+    assert [(report.counts["lstm_unit"], report.counts["sequence_bias"]) for report in reports] == [(1, 0)]
+    np.testing.assert_allclose(workspace.FetchBlob("seen"), expected[0], rtol=1e-5, atol=1e-6)
+    assert not model.net.Proto().external_output
+
+
+def test_nets_of_a_plan_that_make_blobs_of_the_same_names_are_optimised():
+    plan, reports = core.Plan("plan"), []
+    nets = [support.lstm(gradients=False, forward_only=True, name=name)[0].net for name in ("first", "second")]
+    plan.AddStep(core.execution_step("steps", nets))
+    with installed(reports):
+        workspace.RunPlan(plan)
+    assert [report.counts["sequence_bias"] for report in reports] == [1, 1]
 
 
 @pytest.mark.parametrize("name", CAFFE2S_RUNNERS)
