@@ -33,7 +33,14 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
 from caffe2_recurrent.apart import rename_gradients
-from caffe2_recurrent.operators import GRADIENT_OPERATOR, OPERATOR, copied, gradient_name, operator_beside
+from caffe2_recurrent.operators import (
+    GRADIENT_OPERATOR,
+    OPERATOR,
+    copied,
+    gradient_name,
+    operator_beside,
+    read_before_written,
+)
 from caffe2_recurrent.problems import Problems, names
 from caffe2_recurrent.recompute import Recompute
 from caffe2_recurrent.step_gradients import StepGradients, derive
@@ -203,11 +210,7 @@ def _first_readers(operators: Iterable[caffe2_pb2.OperatorDef]) -> Dict[str, caf
 
 
 def _kept_blobs(step_net: StepNet, backward_operators: Sequence[caffe2_pb2.OperatorDef]) -> Tuple[str, ...]:
-    written: Set[str] = set()
-    needed: Set[str] = set()
-    for operator in backward_operators:
-        needed.update(blob for blob in operator.input if blob not in written)
-        written.update(operator.output)
+    needed = {*read_before_written(backward_operators)}
     # State outputs are kept in the state blobs.
     exported = frozenset(step_net.proto.external_output).union(state.inner_output for state in step_net.states)
     in_order = dict.fromkeys(itertools.chain(step_net.proto.external_input, step_net.writes))

@@ -6,6 +6,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
 from caffe2_recurrent.arguments import Blob, is_blob, is_iterable
+from caffe2_recurrent.operators import read_before_written
 from caffe2_recurrent.problems import Problems, given, names
 
 
@@ -44,12 +45,7 @@ def get_external_blob_names(
 
 def _reads_and_writes(proto: caffe2_pb2.NetDef) -> Tuple[Set[str], Set[str]]:
     """The blobs that some operator reads and none before it has written; and all that are written."""
-    read_first: Set[str] = set()
-    written: Set[str] = set()
-    for operator in proto.op:
-        read_first.update(blob for blob in operator.input if blob not in written)
-        written.update(operator.output)
-    return read_first, written
+    return {*read_before_written(proto.op)}, {blob for operator in proto.op for blob in operator.output}
 
 
 def _read(net: Any, lexical_scope: Any) -> Tuple[caffe2_pb2.NetDef, FrozenSet[str]]:

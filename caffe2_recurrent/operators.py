@@ -1,6 +1,6 @@
 """Operators put in beside those of a net, and what Caffe2 calls gradients."""
 
-from typing import Any, Iterable, Sequence
+from typing import Any, Dict, Iterable, List, Sequence, Set
 
 from caffe2.proto import caffe2_pb2
 from caffe2.python import scope
@@ -66,6 +66,16 @@ def as_bytes(operator: caffe2_pb2.OperatorDef, inputs: Sequence[str] = (), outpu
     plain.input[:], plain.output[:] = inputs, outputs
     plain.ClearField("name")
     return bytes(plain.SerializeToString())
+
+
+def read_before_written(operators: Iterable[caffe2_pb2.OperatorDef]) -> List[str]:
+    """The blobs that operators need from elsewhere, in their order; also what is changed in its place."""
+    read: Dict[str, None] = {}
+    written: Set[str] = set()
+    for operator in operators:
+        read.update(dict.fromkeys(blob for blob in operator.input if blob not in written))
+        written.update(operator.output)
+    return list(read)
 
 
 def is_written_next(operators: Iterable[caffe2_pb2.OperatorDef], blob: str) -> bool:

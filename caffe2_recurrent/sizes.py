@@ -5,7 +5,7 @@ operators before the loop.
 """
 
 import itertools
-from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from caffe2.proto import caffe2_pb2
 from caffe2.python import workspace
@@ -13,7 +13,7 @@ from caffe2.python import workspace
 from caffe2_recurrent.loop import INITIAL, Loop, stands_for_loop
 from caffe2_recurrent.operator_arguments import integers, string, strings
 from caffe2_recurrent.operator_arguments import net as net_argument
-from caffe2_recurrent.operators import GRADIENT_OPERATOR, OPERATOR, is_on_onednn
+from caffe2_recurrent.operators import GRADIENT_OPERATOR, OPERATOR, is_on_onednn, read_before_written
 
 Shape = Tuple[int, ...]
 # Turns each sequence round, for the loop that runs over it from its end.
@@ -109,13 +109,8 @@ def shapes_of_inputs(
     net: caffe2_pb2.NetDef, parameters: Mapping[str, Shape], given_shapes: Mapping[str, Shape]
 ) -> Dict[str, Shape]:
     """Those of what the net reads from outside: as they were given, or are in the workspace, or will be."""
-    inputs: Dict[str, None] = {}
-    written: Set[str] = set()
-    for operator in net.op:
-        # What the net has written may be there from a run with other sizes. What it updates, like a parameter, it has
-        # read before.
-        inputs.update(dict.fromkeys(blob for blob in operator.input if blob not in written))
-        written.update(operator.output)
+    # What the net makes may still be there from a run with other sizes. What it updates, it reads first.
+    inputs = read_before_written(net.op)
     shapes = {blob: _shape_in_workspace(blob) for blob in inputs if blob not in given_shapes}
     known = {blob: shape for blob, shape in shapes.items() if shape is not None}
     return {**parameters, **known, **given_shapes}

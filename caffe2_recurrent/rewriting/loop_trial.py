@@ -10,7 +10,7 @@ from caffe2_recurrent.executor import ENABLE
 from caffe2_recurrent.gradient_maker import POSITIONS
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import integer, integers
-from caffe2_recurrent.operators import new_operator
+from caffe2_recurrent.operators import new_operator, read_before_written
 from caffe2_recurrent.rewriting import passes, trial, unrolled
 from caffe2_recurrent.rewriting.rows import UNITS
 from caffe2_recurrent.rewriting.subjects import Seconds, Subject
@@ -29,7 +29,9 @@ def seconds(loop: Loop, candidates: Mapping[str, Loop], sizes: Sizes) -> Union[M
     known = sizes.made_by(loop.before)
     in_front = _making_the_sequence(loop, known)
     made = {name: [*in_front, *_operators(candidate, len(loop.before))] for name, candidate in candidates.items()}
-    shapes = _shapes(loop, list(dict.fromkeys(blob for found in made.values() for blob in _read(found))), known)
+    shapes = _shapes(
+        loop, list(dict.fromkeys(blob for found in made.values() for blob in read_before_written(found))), known
+    )
     if shapes is None:
         return "the shapes of what its steps read are not all known; give shapes"
     one_by_one = any(integer(candidate.forward, ENABLE, 0) for candidate in candidates.values())
@@ -58,14 +60,6 @@ def _operators(loop: Loop, before: int) -> List[caffe2_pb2.OperatorDef]:
         around = passes.around_gradient(loop)
         made += around[: len(around) - len(loop.after_gradient)]
     return made
-
-
-def _read(operators: Iterable[caffe2_pb2.OperatorDef]) -> Iterable[str]:
-    """The blobs that have to be there before the operators run."""
-    written = set()
-    for operator in operators:
-        yield from (blob for blob in operator.input if blob not in written)
-        written.update(operator.output)
 
 
 def _shapes(loop: Loop, blobs: Iterable[str], known: Mapping[str, Shape]) -> Optional[Dict[str, Shape]]:

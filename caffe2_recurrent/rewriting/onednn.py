@@ -13,14 +13,14 @@ their weights in the first run unless told that this is training, and would not 
 """
 
 import functools
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import numpy as np
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core, workspace
 
 from caffe2_recurrent.loop import Loop
-from caffe2_recurrent.operators import new_operator
+from caffe2_recurrent.operators import new_operator, read_before_written
 from caffe2_recurrent.rewriting import only_floats
 from caffe2_recurrent.rewriting.convolved import add_bias, like_filters, result_of_convolution
 from caffe2_recurrent.rewriting.emit import Emitter
@@ -127,12 +127,8 @@ def in_a_net(
 
     As they are, a net of type async_scheduling crashes: it has no threads for operators of this device.
     """
-    written: Dict[str, None] = {}
-    read: Dict[str, None] = {}
-    for operator in operators:
-        # What is changed in its place is read as well.
-        read.update(dict.fromkeys(blob for blob in operator.input if blob not in written))
-        written.update(dict.fromkeys(operator.output))
+    read = dict.fromkeys(read_before_written(operators))
+    written = dict.fromkeys(blob for operator in operators for blob in operator.output)
     scratch = list(dict.fromkeys([*spent, *(blob for blob in written if blob not in results and blob not in kept)]))
     freeing = [new_operator(FREE, scratch, scratch, loop.forward)] if scratch else []
     inner = caffe2_pb2.NetDef(name="onednn", type="simple", op=[*operators, *freeing], external_output=results)

@@ -20,7 +20,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.blob_names import VIEW
 from caffe2_recurrent.loop import Loop, State
 from caffe2_recurrent.operator_arguments import integer
-from caffe2_recurrent.operators import LINK, copied, new_operator
+from caffe2_recurrent.operators import LINK, copied, new_operator, read_before_written
 from caffe2_recurrent.rewriting import gradient_memory, row_biases, state_slices
 from caffe2_recurrent.rewriting.backward_pass import StateGradient, of_initial_value, state_gradients
 from caffe2_recurrent.rewriting.rows import UNITS_AND_GRADIENTS
@@ -82,11 +82,8 @@ def needs_step_number(operator: caffe2_pb2.OperatorDef) -> bool:
 
 def _chosen(loop: Loop, operators: Operators, otherwise: caffe2_pb2.OperatorDef) -> caffe2_pb2.OperatorDef:
     assert loop.unrolled is not None
-    written: Dict[str, None] = {}
-    read: Dict[str, None] = {}
-    for operator in operators:
-        read.update(dict.fromkeys(blob for blob in operator.input if blob not in written))
-        written.update(dict.fromkeys(operator.output))
+    read = read_before_written(operators)
+    written = dict.fromkeys(blob for operator in operators for blob in operator.output)
     # The backward steps read what the forward steps have left, whatever that is.
     results = list(dict.fromkeys([*otherwise.output, *written]))
     inputs = dict.fromkeys([loop.unrolled.condition, *read, *otherwise.input])
@@ -271,12 +268,9 @@ def _backward_names(loop: Loop, step: int) -> Dict[str, str]:
 def changed_in_place(loop: Loop) -> List[str]:
     """What the forward step has left and the backward step reads before it writes to it."""
     assert loop.gradient is not None
-    written: Dict[str, None] = {}
-    found: Dict[str, None] = {}
-    for operator in loop.gradient.operators:
-        found.update(dict.fromkeys(blob for blob in operator.input if blob not in written))
-        written.update(dict.fromkeys(operator.output))
-    return [blob for blob in written if blob in found and blob in loop.written]
+    found = {*read_before_written(loop.gradient.operators)} & loop.written
+    written = dict.fromkeys(blob for operator in loop.gradient.operators for blob in operator.output)
+    return [blob for blob in written if blob in found]
 
 
 def _row(loop: Loop, outer: str, row: int) -> str:

@@ -6,11 +6,11 @@
 """
 
 from dataclasses import dataclass
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.operators import LINK
+from caffe2_recurrent.operators import LINK, read_before_written
 
 Operators = Sequence[caffe2_pb2.OperatorDef]
 
@@ -180,13 +180,3 @@ class Structure:
             return []
         needed = read_before_written(self.backward.operators)
         return [blob for blob in self.computed if blob in needed]
-
-
-def read_before_written(operators: Operators) -> List[str]:
-    """The blobs that operators need from elsewhere, in the order in which they do."""
-    needed: Dict[str, None] = {}
-    written = set()
-    for operator in operators:
-        needed.update(dict.fromkeys(blob for blob in operator.input if blob not in written))
-        written.update(operator.output)
-    return list(needed)

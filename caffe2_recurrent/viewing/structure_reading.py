@@ -10,7 +10,7 @@ from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.loop_reading import read_links, read_renames
 from caffe2_recurrent.operator_arguments import integer, integers, string, strings
 from caffe2_recurrent.operator_arguments import net as net_argument
-from caffe2_recurrent.operators import BACKWARD_PASS_OF, GRADIENT_OPERATOR, LINK, gradient_name
+from caffe2_recurrent.operators import BACKWARD_PASS_OF, GRADIENT_OPERATOR, LINK, gradient_name, read_before_written
 from caffe2_recurrent.viewing.structure import (
     Backward,
     Executor,
@@ -20,7 +20,6 @@ from caffe2_recurrent.viewing.structure import (
     State,
     Structure,
     View,
-    read_before_written,
 )
 from caffe2_recurrent.wiring import Alias, prefix_of
 

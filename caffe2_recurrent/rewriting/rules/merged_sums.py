@@ -5,7 +5,7 @@ from typing import Iterable, List, Optional, Set, Tuple
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
-from caffe2_recurrent.operators import is_written_next
+from caffe2_recurrent.operators import is_written_next, read_before_written
 from caffe2_recurrent.rewriting import dataflow
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.sizes import Sizes
@@ -83,11 +83,7 @@ def _needed(loop: Loop, operators: Operators, others: Operators) -> Set[str]:
     if loop.gradient is not None:
         needed.update(loop.gradient.net.external_output)
         needed |= loop.gradient.of_parameters
-    written: Set[str] = set()
-    for other in others:
-        needed.update(blob for blob in other.input if blob not in written)
-        written.update(other.output)
-    return needed
+    return needed.union(read_before_written(others))
 
 
 def _overwritten(loop: Loop, operators: Operators, first: int, second: int) -> Optional[str]:
