@@ -202,7 +202,7 @@ def _introduction(results: Results) -> str:
         "interpreters turn by turn in their own.",
         "T steps, N sequences, I numbers in an input element, D in a state.",
         "*Training* is forward and backward to all parameters and the input, for a constant gradient of the output; "
-        "*forward* is a net without a backward step.",
+        "*forward* is a net without a backward step, with the same weights in all runs.",
         "Of Caffe2's nets the time is that with the RNN executor on or off, whichever is less.",
         "*Products alone* is the sum of the pass's matrix products, each in its fastest layout: the limit.",
     ]

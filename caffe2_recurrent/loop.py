@@ -27,6 +27,8 @@ INITIAL = "initial_recurrent_state_ids"
 RENAMED = ".rename"
 # Of links; without them each shows one slice.
 WINDOWS = ("link_window", "backward_link_window")
+# The net of an `If` that lays out weights, see `unchanged_weights.py`.
+WHEN_CHANGED = "weights_changed"
 # What ends the name of a step net that has been changed.
 CONTENT = re.compile("_[0-9a-f]{8}$")
 BACKWARD = ("backward_step_net", POSITIONS, PYTHON_POSITIONS, SEQUENCE_GRADIENTS)
@@ -138,8 +140,10 @@ class Loop:
     something else writes to. `buffers` are states that no step reads: they hold
     a blob of all steps, for operators after the loop. `of_shape` are outer blobs for which only the shape of a sequence
     counts. `shared` are the blobs that steps share, `shared_before` those that they shared before anything was
-    rewritten, `linked_before` those that were linked then. With `unrolled` its steps are to be written out. `rules` are
-    the names of those that are to be applied to it.
+    rewritten, `linked_before` those that were linked then. `fed` are the blobs that operators of
+    the net read and none writes. `is_freed`: the net lets go of blobs once nothing reads them any more. With `weights`,
+    what depends on these alone is to be made when they have changed. With `unrolled` its steps are to be written out.
+    `rules` are the names of those that are to be applied to it.
     """
 
     name: str
@@ -172,6 +176,9 @@ class Loop:
     of_shape: Set[str] = field(default_factory=set)
     shared_before: Tuple[str, ...] = ()
     linked_before: FrozenSet[str] = frozenset()
+    fed: FrozenSet[str] = frozenset()
+    is_freed: bool = False
+    weights: Tuple[str, ...] = ()
     unrolled: Optional[Unrolled] = None
     rules: FrozenSet[str] = frozenset()
     has_company: bool = False
@@ -370,6 +377,12 @@ def has_backward_step(forward: caffe2_pb2.OperatorDef) -> bool:
 def stands_for_loop(operator: caffe2_pb2.OperatorDef) -> bool:
     """Whether it is an `If` with a loop for other numbers of steps than those that are written out in it."""
     return operator.type == "If" and any(other.type == OPERATOR for other in net_argument(operator, "else_net").op)
+
+
+def laid_out_when_changed(operator: caffe2_pb2.OperatorDef) -> Sequence[caffe2_pb2.OperatorDef]:
+    """The operators of an `If` that runs them when weights have changed; none of another operator."""
+    net = net_argument(operator, "then_net") if operator.type == "If" else caffe2_pb2.NetDef()
+    return net.op if net.name == WHEN_CHANGED else []
 
 
 def _set_step(

@@ -1,12 +1,13 @@
 """What stands around a loop in its net and belongs to it: operators that make its sequences or go on from gradients."""
 
+import itertools
 from collections import Counter
 from typing import Dict, Iterator, List, Mapping, Set
 
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.blob_names import all_names
-from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loop import Loop, laid_out_when_changed
 from caffe2_recurrent.operator_arguments import net as net_argument
 from caffe2_recurrent.operators import GRADIENT_OPERATOR, SHOWING, copied, is_on_onednn
 
@@ -17,6 +18,8 @@ RESHAPING = frozenset(["ExpandDims", "Reshape", "Squeeze"])
 def add_neighbours(net: caffe2_pb2.NetDef, loops: Mapping[int, Loop]) -> None:
     """Tell the loops, by the positions of their forward operators, what stands around them in their net."""
     mentioned = Counter(name for operator in net.op for name in set(all_names(caffe2_pb2.NetDef(op=[operator]))))
+    read = frozenset(blob for operator in net.op for blob in operator.input)
+    fed = read.difference(*map(_written_by, net.op))
     for position, loop in loops.items():
         loop.busy = _busy(net, loop, position)
         loop.read_outside = _read_outside(net, loop)
@@ -25,6 +28,7 @@ def add_neighbours(net: caffe2_pb2.NetDef, loops: Mapping[int, Loop]) -> None:
         loop.sources = _sources(net, loop, position, mentioned)
         loop.sinks = _sinks(net, loop)
         loop.laying_out = _laying_out(net, position)
+        loop.fed = fed
 
 
 def _read_outside(net: caffe2_pb2.NetDef, loop: Loop) -> Set[str]:
@@ -114,7 +118,8 @@ def _laying_out(net: caffe2_pb2.NetDef, position: int) -> List[caffe2_pb2.Operat
     """The operators in front of the loop at `position` that leave inputs of it, or of each other, with oneDNN."""
     needed = set(net.op[position].input)
     found: List[caffe2_pb2.OperatorDef] = []
-    for operator in reversed(net.op[:position]):
+    in_front = itertools.chain.from_iterable(laid_out_when_changed(other) or [other] for other in net.op[:position])
+    for operator in reversed(list(in_front)):
         inside = net_argument(operator, "then_net").op if operator.type == "If" else []
         # What ends in a copy back is a product.
         stays_there = any(map(is_on_onednn, inside)) and all(other.type != "CopyIDEEPToCPU" for other in inside)

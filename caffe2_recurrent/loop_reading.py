@@ -16,6 +16,8 @@ from caffe2_recurrent.wiring import Alias, Link
 
 # Types of nets that run one operator after the other.
 ONE_BY_ONE = ("", "simple", "simple_refcount")
+# The one that lets go of blobs once nothing reads them any more.
+FREEING = "simple_refcount"
 
 
 def read_loops(net: caffe2_pb2.NetDef) -> Dict[int, Loop]:
@@ -28,6 +30,7 @@ def read_loops(net: caffe2_pb2.NetDef) -> Dict[int, Loop]:
         if operator.type == OPERATOR
     }
     for loop in loops.values():
+        loop.is_freed = net.type == FREEING
         loop.has_company = net.type not in ONE_BY_ONE and len(loops) > 1
     add_neighbours(net, loops)
     return loops

@@ -1,6 +1,6 @@
 """Operators put in beside those of a net, and what Caffe2 calls gradients."""
 
-from typing import Any, Dict, Iterable, List, Sequence, Set
+from typing import Any, Dict, Iterable, List, Mapping, Sequence, Set
 
 from caffe2.proto import caffe2_pb2
 from caffe2.python import scope
@@ -58,6 +58,21 @@ def copied(operator: caffe2_pb2.OperatorDef) -> caffe2_pb2.OperatorDef:
     copy = caffe2_pb2.OperatorDef()
     copy.CopyFrom(operator)
     return copy
+
+
+def renamed(operator: caffe2_pb2.OperatorDef, names: Mapping[str, str]) -> caffe2_pb2.OperatorDef:
+    """A copy between blobs of other names, also in nets that it runs."""
+    made = copied(operator)
+    for blobs in (made.input, made.output, made.control_input):
+        blobs[:] = [names.get(blob, blob) for blob in blobs]
+    for given in made.arg:
+        for net in [*([given.n] if given.HasField("n") else []), *given.nets]:
+            inside = [renamed(other, names) for other in net.op]
+            del net.op[:]
+            net.op.extend(inside)
+            for blobs in (net.external_input, net.external_output):
+                blobs[:] = [names.get(blob, blob) for blob in blobs]
+    return made
 
 
 def as_bytes(operator: caffe2_pb2.OperatorDef, inputs: Sequence[str] = (), outputs: Sequence[str] = ()) -> bytes:

@@ -10,7 +10,7 @@ from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 from caffe2.proto import caffe2_pb2
 from caffe2.python import workspace
 
-from caffe2_recurrent.loop import INITIAL, Loop, stands_for_loop
+from caffe2_recurrent.loop import INITIAL, Loop, laid_out_when_changed, stands_for_loop
 from caffe2_recurrent.operator_arguments import integers, string, strings
 from caffe2_recurrent.operator_arguments import net as net_argument
 from caffe2_recurrent.operators import GRADIENT_OPERATOR, OPERATOR, is_on_onednn, read_before_written
@@ -34,6 +34,9 @@ class Sizes:
 
     def shape(self, outer: str) -> Optional[Shape]:
         return self._shapes.get(outer)
+
+    def is_parameter(self, outer: str) -> bool:
+        return outer in self._parameters
 
     def add(self, outer: str, like: str) -> None:
         """A blob that a rule adds has the shape of another one, if that is known."""
@@ -144,7 +147,11 @@ def _through_loops(net: caffe2_pb2.NetDef, known: Mapping[str, Shape]) -> Dict[s
 
 
 def _as_before(operator: caffe2_pb2.OperatorDef) -> Iterable[caffe2_pb2.OperatorDef]:
-    """What a product by oneDNN stands for, or steps that are written out: the other branch of their `If`."""
+    """What a product by oneDNN stands for, or steps that are written out: the other branch of their `If`; and the
+    operators that lay out weights."""
+    laid_out = laid_out_when_changed(operator)
+    if laid_out:
+        return itertools.chain.from_iterable(map(_as_before, laid_out))
     is_product = operator.type == "If" and any(map(is_on_onednn, net_argument(operator, "then_net").op))
     return net_argument(operator, "else_net").op if is_product or stands_for_loop(operator) else [operator]
 

@@ -15,6 +15,7 @@ from caffe2_recurrent.rewriting import (
     memory_names,
     step_shapes,
     trial,
+    unchanged_weights,
     unrolled,
 )
 from caffe2_recurrent.rewriting.report import Refusal, Report, Rewrite
@@ -64,7 +65,7 @@ def rewritten(
             loop = changed[position]
             # What made a sequence may be gone, and the loop read what it read.
             sources = [net.op[source] for source in loop.around if net.op[source].type == "FC"]
-            operators += waiting(around_forward(loop), [operator, *sources])
+            operators += waiting(unchanged_weights.guarded(loop, around_forward(loop)), [operator, *sources])
         elif operator.type == GRADIENT_OPERATOR and operator.input[-1] in differentiated:
             operators += waiting(around_gradient(differentiated[operator.input[-1]]), [operator])
         else:

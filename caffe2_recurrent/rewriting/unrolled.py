@@ -20,7 +20,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.blob_names import VIEW
 from caffe2_recurrent.loop import Loop, State
 from caffe2_recurrent.operator_arguments import integer
-from caffe2_recurrent.operators import LINK, copied, new_operator, read_before_written
+from caffe2_recurrent.operators import LINK, new_operator, read_before_written, renamed
 from caffe2_recurrent.rewriting import gradient_memory, row_biases, state_slices
 from caffe2_recurrent.rewriting.backward_pass import StateGradient, of_initial_value, state_gradients
 from caffe2_recurrent.rewriting.rows import UNITS_AND_GRADIENTS
@@ -119,7 +119,7 @@ def _forward(loop: Loop) -> Operators:
     operators = row_biases.operators(loop)
     for step in steps:
         names = _forward_names(loop, step)
-        made += [_renamed(operator, names) for operator in operators]
+        made += [renamed(operator, names) for operator in operators]
         made += _shaped(loop, [link for link in loop.links if link.inner in loop.written], step)
     for state in states(loop):
         if state.outer_states not in backward_buffers(loop):
@@ -169,7 +169,7 @@ def _backward(loop: Loop) -> Operators:
         operators = gradient.operators
         if step:
             operators = row_biases.gradient_operators(loop, {of: from_outside[of][step - 1] for of in outgoing})
-        made += [_renamed(operator, names) for operator in operators]
+        made += [renamed(operator, names) for operator in operators]
         made += _shaped(loop, gradient.backward_links, step)
     initial = {state.outer_states: state.outer_initial for state in loop.states}
     for outer, of in of_states.items():
@@ -327,13 +327,6 @@ def _step_numbers(loop: Loop) -> Operators:
         new_operator("GivenTensorIntFill", [], [all_steps], loop.forward, **numbers),
         _split(loop, all_steps, [_step_number(loop, step) for step in range(steps)]),
     ]
-
-
-def _renamed(operator: caffe2_pb2.OperatorDef, names: Dict[str, str]) -> caffe2_pb2.OperatorDef:
-    made = copied(operator)
-    for blobs in (made.input, made.output):
-        blobs[:] = [names.get(blob, blob) for blob in blobs]
-    return made
 
 
 def _split(loop: Loop, blob: str, rows: Sequence[str]) -> caffe2_pb2.OperatorDef:

@@ -27,6 +27,7 @@ from caffe2_recurrent.rewriting.rules.sequence_gradient import SequenceGradient
 from caffe2_recurrent.rewriting.rules.sequence_in_place import SequenceInPlace
 from caffe2_recurrent.rewriting.rules.sequence_operators import SequenceOperators
 from caffe2_recurrent.rewriting.rules.transposed_weights import TransposedWeights
+from caffe2_recurrent.rewriting.rules.unchanged_weights import UnchangedWeights
 from caffe2_recurrent.rewriting.rules.unread_blobs import UnreadBlobs
 from caffe2_recurrent.rewriting.rules.unrolled_steps import UnrolledSteps
 from caffe2_recurrent.rewriting.rules.vector_gradients import VectorGradients
@@ -66,4 +67,5 @@ RULES = (
     ExecutorThreads(),
     BackwardLoop(),
     UnrolledSteps(),
+    UnchangedWeights(),
 )

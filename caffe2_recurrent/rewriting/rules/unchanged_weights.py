@@ -1,0 +1,81 @@
+"""What is made of weights that have not changed since the last run is not made again."""
+
+import contextlib
+import functools
+from typing import Dict, Iterable, Optional, Tuple
+
+from caffe2.proto import caffe2_pb2
+
+from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.operators import read_before_written
+from caffe2_recurrent.problems import names
+from caffe2_recurrent.rewriting import trial, unchanged_weights
+from caffe2_recurrent.rewriting.rule import Rule, Site
+from caffe2_recurrent.rewriting.subjects import Seconds, Subject
+from caffe2_recurrent.sizes import Shape, Sizes
+
+# A trial must be faster by this factor.
+GAIN = 1.1
+IN_EACH_RUN, WHEN_CHANGED = "in each run", "when changed"
+
+
+class UnchangedWeights(Rule):
+    """operators of weights alone; RecurrentNetwork
+
+    =>  if this is the first run, or a weight is not equal to its copy: copies of the weights; the operators
+        RecurrentNetwork
+
+    Other rules scale, join, transpose and lay out weights once per run. A net that serves has the same ones in all
+    runs: to see that takes less than to lay them out anew. A loop that is trained gets others in each run and stays as
+    it is. What is made of weights, and copies of them, keep their memory between runs.
+    """
+
+    name = "unchanged_weights"
+
+    def sites(self, loop: Loop) -> Iterable[Site]:
+        if loop.before and not loop.weights:
+            yield Site("weights", None)
+
+    def refusal(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
+        missing = unchanged_weights.missing()
+        if missing:
+            return "this Caffe2 has no {}".format(names(missing))
+        if loop.gradient is not None:
+            return "it is trained, and its weights change from run to run"
+        if loop.has_backward_step:
+            return "its step has a backward step: it may be trained"
+        if loop.is_freed:
+            return "a net of this type lets go of blobs that nothing reads any more"
+        if not unchanged_weights.found(loop, sizes):
+            return "nothing in front of it is known to depend on weights alone"
+        return None
+
+    def loss(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
+        weights = unchanged_weights.found(loop, sizes)
+        made = unchanged_weights.made_of(loop, weights)
+        shapes = tuple((weight, sizes.shape(weight)) for weight in weights)
+        found = _tried(bytes(caffe2_pb2.NetDef(op=made).SerializeToString()), shapes)
+        if found is None:
+            return "what is made of weights cannot be tried with arbitrary numbers"
+        if GAIN * found[WHEN_CHANGED].step > found[IN_EACH_RUN].step:
+            return "to see whether weights have changed takes as long as what is made of them"
+        return None
+
+    def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
+        loop.weights = unchanged_weights.found(loop, sizes)
+
+
+@trial.remembered
+def _tried(made: bytes, shapes: Tuple[Tuple[str, Optional[Shape]], ...]) -> Optional[Dict[str, Seconds]]:
+    operators = list(caffe2_pb2.NetDef.FromString(made).op)
+    # They would not be known to be weights otherwise.
+    weights = {weight: shape for weight, shape in shapes if shape is not None}
+    loop = trial.lone_loop([*weights, *read_before_written(operators)])
+    guarded = unchanged_weights.when_changed(loop, list(weights), operators, [])
+    subjects = {
+        IN_EACH_RUN: functools.partial(Subject, operators, weights),
+        WHEN_CHANGED: functools.partial(Subject, guarded, weights),
+    }
+    with contextlib.suppress(RuntimeError):
+        return trial.in_turn(subjects)
+    return None

@@ -1,0 +1,147 @@
+"""Operators in front of a loop that depend on weights alone: run in the first run, and when the weights have changed.
+
+    operators  =>  is this the first run of the net, or is a weight not equal to its copy?
+                   if so: copies of the weights; operators
+
+What they make stays in its blobs. The names of these end in a hash of the operators, so that no net finds there what
+others have made. Each net makes it anew in its first run, which an operator that counts its own runs tells.
+"""
+
+import zlib
+from typing import Dict, Iterable, List, Sequence, Tuple
+
+from caffe2.proto import caffe2_pb2
+from caffe2.python import core
+
+from caffe2_recurrent.blob_names import all_names
+from caffe2_recurrent.loop import WHEN_CHANGED, Loop
+from caffe2_recurrent.operators import new_operator, read_before_written, renamed
+from caffe2_recurrent.rewriting.emit import ATEN
+from caffe2_recurrent.sizes import Sizes
+
+# A histogram of one bin over all its runs: of one number, `[0, 1, 0]` behind the first.
+COUNTING = "AccumulateHistogram"
+BIN = {"lower_bound": 0.0, "upper_bound": 1.0, "num_buckets": 1}
+IN_BIN = 0.5
+FIRST = [0, 1, 0]
+ONE_OF = "IsMemberOf"
+
+Operators = List[caffe2_pb2.OperatorDef]
+
+
+def missing() -> List[str]:
+    """The operators that this Caffe2 would need and has not."""
+    return [kind for kind in (ATEN, COUNTING, ONE_OF) if not core.IsOperator(kind)]
+
+
+def found(loop: Loop, sizes: Sizes) -> Tuple[str, ...]:
+    """The weights that operators in front of the loop depend on which depend on nothing else.
+
+    Whoever runs the net feeds them, and they are no sequence, no initial state, and nothing else with a size for each
+    sequence, as lengths and the outputs of an encoder are: these are others in each run.
+    """
+    varying = {*(link.outer for link in loop.links), *(state.outer_initial for state in loop.states)}
+    fed = (blob for blob in read_before_written(loop.before) if blob in loop.fed and blob not in varying)
+    weights = [blob for blob in fed if _is_for_all_sequences(loop, sizes, blob)]
+    return tuple(read_before_written(made_of(loop, weights)))
+
+
+def _is_for_all_sequences(loop: Loop, sizes: Sizes, blob: str) -> bool:
+    shape, batch = sizes.shape(blob), sizes.batch(loop)
+    return sizes.is_parameter(blob) or (shape is not None and batch is not None and batch not in shape)
+
+
+def made_of(loop: Loop, weights: Iterable[str]) -> Operators:
+    """The operators in front of the loop that depend on `weights` alone."""
+    known = set(weights)
+    made: Operators = []
+    for operator in loop.before:
+        if known.issuperset(operator.input):
+            made.append(operator)
+            known.update(operator.output)
+        elif not known.isdisjoint(operator.output):
+            # What is changed in its place in each run would be changed twice in the second.
+            return []
+    return made
+
+
+def guarded(loop: Loop, operators: Operators) -> Operators:
+    """`operators`, which take the place of the forward operator; those that the loop's weights alone decide about run
+    when these have changed."""
+    made = made_of(loop, loop.weights) if loop.weights else []
+    return when_changed(loop, loop.weights, made, _without(operators, made)) if made else operators
+
+
+def when_changed(loop: Loop, weights: Sequence[str], made: Operators, rest: Operators) -> Operators:
+    """`made`, to be run when `weights` have changed, and `rest`, which reads what it makes."""
+    ending = "_{:08x}".format(zlib.crc32(caffe2_pb2.NetDef(op=made).SerializeToString()))
+    written = {blob for operator in made for blob in operator.output}
+    read = dict.fromkeys(blob for blob in all_names(caffe2_pb2.NetDef(op=rest)) if blob in written)
+    results = {blob: loop.new_blob(blob + ending) for blob in read}
+    copies = {weight: loop.new_blob(weight + "_seen" + ending) for weight in weights}
+    # If one of the operators fails, the next run finds nothing that is equal to a weight.
+    laid_out = [
+        *_emptying(loop, copies.values()),
+        *(renamed(operator, results) for operator in made),
+        *(_operator(loop, "Copy", [weight], [copy]) for weight, copy in copies.items()),
+    ]
+    is_changed = loop.new_blob("weights_are_new")
+    kept = [*results.values(), *copies.values()]
+    return [
+        *_comparing(loop, copies, is_changed),
+        _operator(loop, "If", [is_changed, *weights], kept, then_net=_net(WHEN_CHANGED, laid_out)),
+        *(renamed(operator, results) for operator in rest),
+    ]
+
+
+def _comparing(loop: Loop, copies: Dict[str, str], is_changed: str) -> Operators:
+    """Operators that say in `is_changed` whether the net runs for the first time, or weights differ from the copies."""
+    names = ("run", "bins", "runs", "first_run", "as_first", "is_first", "equal")
+    run, bins, runs, first, is_as_first, is_first, equal = (loop.new_blob("weights_" + name) for name in names)
+    each = [loop.new_blob(copy + "_is_equal") for copy in copies.values()]
+    comparing = [
+        _operator(loop, ATEN, [weight, copy], [result], operator="equal")
+        for (weight, copy), result in zip(copies.items(), each)
+    ]
+    comparing.append(_operator(loop, "Sum", each, [equal]))
+    comparing.append(_is_one_of(loop, equal, list(range(len(each))), is_changed))
+    true = {"value": True, "dtype": core.DataType.BOOL}
+    always = [_operator(loop, "ConstantFill", [], [is_changed], shape=[1], **true), *_emptying(loop, copies.values())]
+    return [
+        _operator(loop, "ConstantFill", [], [run], shape=[1], value=IN_BIN),
+        _operator(loop, COUNTING, [run], [bins, runs], **BIN),
+        _operator(loop, "GivenTensorInt64Fill", [], [first], shape=[len(FIRST)], values=FIRST),
+        _operator(loop, ATEN, [runs, first], [is_as_first], operator="equal"),
+        _is_one_of(loop, is_as_first, [1], is_first),
+        # Outputs of it, the copies are there when the operators that compare them are made.
+        _operator(
+            loop,
+            "If",
+            [is_first, *copies],
+            [is_changed, *copies.values()],
+            then_net=_net("first_run", always),
+            else_net=_net("later_run", comparing),
+        ),
+    ]
+
+
+def _emptying(loop: Loop, blobs: Iterable[str]) -> Operators:
+    return [_operator(loop, "ConstantFill", [], [blob], shape=[0], value=0.0) for blob in blobs]
+
+
+def _is_one_of(loop: Loop, blob: str, values: List[int], result: str) -> caffe2_pb2.OperatorDef:
+    return _operator(loop, ONE_OF, [blob], [result], value=values, dtype=core.DataType.INT64)
+
+
+def _operator(
+    loop: Loop, kind: str, inputs: Sequence[str], outputs: Sequence[str], **arguments: object
+) -> caffe2_pb2.OperatorDef:
+    return new_operator(kind, inputs, outputs, loop.forward, **arguments)
+
+
+def _net(name: str, operators: Operators) -> caffe2_pb2.NetDef:
+    return caffe2_pb2.NetDef(name=name, type="simple", op=operators, external_input=read_before_written(operators))
+
+
+def _without(operators: Operators, others: Operators) -> Operators:
+    return [operator for operator in operators if not any(operator is other for other in others)]
