@@ -9,7 +9,7 @@ from caffe2.python.model_helper import ModelHelper
 
 from caffe2_recurrent.cudnn_machine import OPERATOR as CUDNN_OPERATOR
 from caffe2_recurrent.gradient_maker import POSITIONS, PYTHON_POSITIONS
-from caffe2_recurrent.operators import GRADIENT_OPERATOR, OPERATOR, gradient_name
+from caffe2_recurrent.operators import GRADIENT_OPERATOR, OPERATOR, gradient_name, is_backward_of
 from caffe2_recurrent.problems import Problems, given, names
 
 BACKWARD_STEP = "backward_step_net"
@@ -52,7 +52,9 @@ def check_gradients(net: Union[ModelHelper, core.Net], gradients: Optional[Mappi
             _check_last_states(operator, by_name, problems)
         if operator.type == OPERATOR:
             backward = backward_of.get(operator.output[-1])
-            _check_dropped(operator, backward, by_name, problems)
+            # One that `optimize` has made a loop of has the gradients among its inputs, and no positions.
+            if not any(is_backward_of(other, operator) for other in net.Proto().op):
+                _check_dropped(operator, backward, by_name, problems)
             if backward is not None:
                 _check_misplaced(backward, problems)
                 _check_shared_names(net, backward, problems)

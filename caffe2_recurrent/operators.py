@@ -5,7 +5,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Sequence, Set
 from caffe2.proto import caffe2_pb2
 from caffe2.python import scope
 
-from caffe2_recurrent.operator_arguments import has_nets, set_arguments
+from caffe2_recurrent.operator_arguments import has_nets, set_arguments, string
 
 OPERATOR = "RecurrentNetwork"
 GRADIENT_OPERATOR = "RecurrentNetworkGradient"
@@ -16,6 +16,11 @@ SHOWING = frozenset(["Alias", "AliasWithName"])
 # told of it: an argument that the engine does not look for, with the step workspaces of the forward operator.
 LINK = "rnn_internal_apply_link"
 BACKWARD_PASS_OF = "backward_pass_of"
+
+
+def is_backward_of(operator: caffe2_pb2.OperatorDef, forward: caffe2_pb2.OperatorDef) -> bool:
+    """Whether `operator` is the loop that the rule `backward_loop` has made of the backward pass of `forward`."""
+    return operator.type == OPERATOR and string(operator, BACKWARD_PASS_OF, "") == forward.output[-1]
 
 
 def gradient_name(blob: str) -> str:

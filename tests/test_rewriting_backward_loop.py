@@ -12,9 +12,9 @@ import comparing
 import random_step_nets
 import rewriting_support as support
 import step_nets
-from caffe2_recurrent import GRU, LSTM, optimize, recurrent_net
+from caffe2_recurrent import GRU, LSTM, check_gradients, optimize, recurrent_net
 from caffe2_recurrent.loop_reading import read_loops
-from caffe2_recurrent.operators import LINK
+from caffe2_recurrent.operators import LINK, is_backward_of
 from caffe2_recurrent.rewriting import backward_pass
 from caffe2_recurrent.rewriting.rules import backward_loop as rule
 from caffe2_recurrent.sizes import Sizes
@@ -117,11 +117,16 @@ def test_what_there_is_after_it(options):
     support.assert_same(support.run(model, blobs), expected)
     forward, backward = (operator for operator in model.net.Proto().op if operator.type == support.LOOP)
     assert backward.is_gradient_op and not forward.is_gradient_op
-    assert backward_pass.is_backward_of(backward, forward) and not backward_pass.is_backward_of(forward, forward)
+    assert is_backward_of(backward, forward) and not is_backward_of(forward, forward)
     assert "backward_step_net" not in [given.name for given in forward.arg]
     assert "enable_rnn_executor" not in [given.name for given in backward.arg]
     # What the engine would not create: it has a schema for both operators.
     assert set(backward.input).isdisjoint(backward.output)
+
+
+def test_gradients_that_reach_it_are_not_reported_as_dropped():
+    model, _ = turned()
+    check_gradients(model, {"layer/hidden_t_all": "dh"})
 
 
 def test_steps_take_turns_in_two_workspaces():

@@ -16,7 +16,7 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.gradient_maker import POSITIONS
 from caffe2_recurrent.loop import Loop, State
-from caffe2_recurrent.operator_arguments import integers, string, strings
+from caffe2_recurrent.operator_arguments import integers, strings
 from caffe2_recurrent.operators import BACKWARD_PASS_OF, LINK, OPERATOR, copied, gradient_name, new_operator
 from caffe2_recurrent.rewriting import dataflow
 from caffe2_recurrent.rewriting.emit import ATEN, aten_is_missing
@@ -35,11 +35,6 @@ class StateGradient(NamedTuple):
     outgoing: str
     of_all: Optional[str]
     of_last: Optional[str]
-
-
-def is_backward_of(operator: caffe2_pb2.OperatorDef, forward: caffe2_pb2.OperatorDef) -> bool:
-    """Whether `operator` is the backward pass of `forward`, as it is made here."""
-    return operator.type == OPERATOR and string(operator, BACKWARD_PASS_OF, "") == forward.output[-1]
 
 
 def state_gradients(loop: Loop) -> Dict[str, StateGradient]:

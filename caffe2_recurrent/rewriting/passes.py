@@ -7,7 +7,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.loop_reading import read_loops
 from caffe2_recurrent.operator_arguments import has_nets
-from caffe2_recurrent.operators import GRADIENT_OPERATOR, LINK, OPERATOR
+from caffe2_recurrent.operators import GRADIENT_OPERATOR, LINK, OPERATOR, is_backward_of
 from caffe2_recurrent.rewriting import (
     backward_pass,
     dead_operators,
@@ -156,7 +156,7 @@ def _out_of_reach(loop: Loop) -> Optional[str]:
 
 def _mistakable(loop: Loop, net: caffe2_pb2.NetDef) -> Optional[str]:
     """Why it is not certain which operators belong together; a loop and its gradient share their step workspaces."""
-    if any(backward_pass.is_backward_of(operator, loop.forward) for operator in net.op):
+    if any(is_backward_of(operator, loop.forward) for operator in net.op):
         return "its backward pass has been made a loop of its own, which fits its steps as they are"
     if loop.gradient is None:
         return None
