@@ -88,8 +88,11 @@ def check_once(role: str, blobs: Sequence[str], problems: Problems) -> None:
 
 
 def outer_name(blob: Blob) -> str:
-    """The name of a blob of the outer net; a string gets the current `NameScope`, as in any operator."""
-    return core.ScopedName(blob) if isinstance(blob, str) else str(blob)
+    """The name of a blob of the outer net; a string gets the current `NameScope`, as in any operator.
+
+    An empty one stays empty, so that it can be refused.
+    """
+    return core.ScopedName(blob) if isinstance(blob, str) and blob else str(blob)
 
 
 def read_outputs_with_grads(value: Any, problems: Problems) -> Optional[Tuple[int, ...]]:

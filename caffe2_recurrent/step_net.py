@@ -234,6 +234,11 @@ def _check_links(step_net: StepNet, request: Request, problems: Problems) -> Non
     for state in step_net.states:
         if state.inner_input not in request.links:
             problems.add("state '{}' has no link to the step output that becomes its next value", state.inner_input)
+        elif not state.inner_output:
+            problems.add(
+                "state '{}' is linked to an empty name; name the step output that becomes its next value",
+                state.inner_input,
+            )
     declared = frozenset(step_net.proto.external_input)
     linked = {state.inner_input: state.inner_output for state in step_net.states if state.inner_output}
     for inner_input, inner_output in linked.items():

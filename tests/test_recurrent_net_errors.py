@@ -267,6 +267,10 @@ WRONG_ROLES = {
         {"links": {"h_prev": "x_t"}},
         "state 'h_prev' is linked to 'x_t', which no step operator writes; the step writes 'h_t'",
     ),
+    "link to an empty name": (
+        {"links": {"h_prev": ""}},
+        "state 'h_prev' is linked to an empty name; name the step output that becomes its next value",
+    ),
     "link to itself": (
         {"links": {"h_prev": "h_prev"}},
         "state 'h_prev' is linked to itself; write its next value to a blob of its own",
@@ -299,6 +303,15 @@ WRONG_ROLES = {
 @pytest.mark.parametrize("changes, text", WRONG_ROLES.values(), ids=list(WRONG_ROLES))
 def test_role_that_does_not_fit_the_step_net(changes, text):
     assert Loop().refused(ValueError, **changes) == CALLS + text
+
+
+@pytest.mark.parametrize("changes", [{"inputs": [("x_t", "")]}, {"initial_cell_inputs": [("h_prev", "")]}], ids=str)
+def test_empty_names_outside_are_empty_under_a_name_scope_too(changes):
+    loop = Loop()
+    with core.NameScope("outside"), pytest.raises(ValueError) as caught:
+        loop.call(**changes)
+    assert str(caught.value) == CALLS + "inputs or initial_cell_inputs has an outer blob with an empty name"
+    assert not loop.net.Proto().op
 
 
 def test_link_of_a_state_that_no_pair_names():
