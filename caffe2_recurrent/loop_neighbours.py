@@ -9,6 +9,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.blob_names import all_names
 from caffe2_recurrent.loop import Loop, laid_out_when_changed
 from caffe2_recurrent.operator_arguments import net as net_argument
+from caffe2_recurrent.operator_arguments import nets_of
 from caffe2_recurrent.operators import GRADIENT_OPERATOR, SHOWING, copied, is_on_onednn
 
 # In place they change what a tensor looks like, not what it holds.
@@ -54,10 +55,9 @@ def _written_outside(net: caffe2_pb2.NetDef, loop: Loop) -> Set[str]:
 def _written_by(operator: caffe2_pb2.OperatorDef) -> Iterator[str]:
     """With what is written in nets that it runs."""
     yield from operator.output
-    for given in operator.arg:
-        for net in [given.n, *given.nets]:
-            for inner in net.op:
-                yield from _written_by(inner)
+    for net in nets_of(operator):
+        for inner in net.op:
+            yield from _written_by(inner)
 
 
 def _around(net: caffe2_pb2.NetDef, loop: Loop) -> Dict[int, List[caffe2_pb2.OperatorDef]]:

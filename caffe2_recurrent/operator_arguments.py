@@ -1,6 +1,6 @@
 """Reading and setting the arguments of an operator."""
 
-from typing import Any, Collection, List, Mapping, Optional
+from typing import Any, Collection, Iterator, List, Mapping, Optional
 
 from caffe2.proto import caffe2_pb2
 from caffe2.python import utils as caffe2_utils
@@ -54,6 +54,16 @@ def net(operator: caffe2_pb2.OperatorDef, name: str) -> caffe2_pb2.NetDef:
 def has_nets(operator: caffe2_pb2.OperatorDef) -> bool:
     """Whether the operator is given nets, to run them or, as the step of a loop, parts of them."""
     return any(given.HasField("n") or given.nets for given in operator.arg)
+
+
+def nets_of(operator: caffe2_pb2.OperatorDef) -> Iterator[caffe2_pb2.NetDef]:
+    """The nets that the operator is given, as they lie in it; of a step net that is text, a copy."""
+    for given in operator.arg:
+        if given.HasField("n"):
+            yield given.n
+        elif given.name in STEP_NETS:
+            yield net(operator, given.name)
+        yield from given.nets
 
 
 def set_arguments(operator: caffe2_pb2.OperatorDef, arguments: Mapping[str, Any]) -> None:

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 import comparing
 import random_step_nets
+import rewriting_support
 import step_nets
 from caffe2_recurrent import (
     GRU,
@@ -32,6 +33,7 @@ from caffe2_recurrent import (
     recurrent_net,
     save_predictor,
 )
+from caffe2_recurrent.operator_arguments import net as net_argument
 from caffe2_recurrent.rewriting import lstm_forms
 from caffe2_recurrent.rewriting.rules import lstm_unit
 from errors_support import listed
@@ -388,6 +390,21 @@ def test_what_a_cut_leaves():
     assert {"step_net", "link_internal", "alias_src"} <= arguments_of(net.Proto().op[1])
 
 
+def test_what_a_cut_leaves_of_steps_that_are_written_out(unrolled_steps):
+    model, blobs = rewriting_support.lstm()
+    assert optimize(model, ["parameter_gradients", "unrolled_steps"], even_if_slower=True).counts["unrolled_steps"] == 1
+    net, _ = prediction_net(model, ["x", "h0", "c0"], blobs[:1])
+    (chosen,) = [operator for operator in net.Proto().op if operator.type == "If"]
+    (loop,) = net_argument(chosen, "else_net").op
+    assert {"backward_step_net", "param", "outputs_with_grads"}.isdisjoint(arguments_of(loop))
+    for steps in (rewriting_support.T, rewriting_support.T + 2):
+        rewriting_support.feed(steps=steps)
+        workspace.RunNetOnce(net)
+        found = workspace.FetchBlob(blobs[0])
+        workspace.RunNetOnce(model.net)
+        assert (found == workspace.FetchBlob(blobs[0])).all()
+
+
 def test_a_cut_keeps_how_a_net_runs():
     net = core.Net("source")
     net.Proto().type, net.Proto().num_workers = "async_scheduling", 3
@@ -636,13 +653,26 @@ def test_operators_in_training_mode():
     with_default = caffe2_pb2.NetDef(name="net")
     with_default.op.add(type="SpatialBN", input=["x"], output=["y"])
     assert refused(ValueError, with_default, ["x"], ["y"]) == "prediction_net: " + text.format("SpatialBN", "'y'")
+
+
+def test_steps_in_training_mode(unrolled_steps):
     step = core.Net("step")
     x_t, h_prev = step.AddExternalInputs("x_t", "h_prev")
     step.Dropout([x_t], ["dropped", "mask"], ratio=0.5, is_test=0)
     step.AddExternalOutput(step.Mul(["dropped", h_prev], "h_t"))
     net = core.Net("net")
-    outputs = recurrent_net(net, step, [(x_t, "x")], [(h_prev, "h0")], {h_prev: "h_t"})
-    assert refused(ValueError, net, ["x"], outputs) == "prediction_net: " + text.format("Dropout", "'dropped', 'mask'")
+    outputs = recurrent_net(net, step, [(x_t, "x")], [(h_prev, "h0")], {h_prev: "h_t"}, forward_only=True)
+    text = (
+        "prediction_net: operator Dropout -> 'dropped', 'mask' is in training mode; build the net that predicts with "
+        "is_test=True"
+    )
+    assert refused(ValueError, net, ["x"], outputs) == text
+    report = optimize(net, ["unrolled_steps"], shapes={"x": (3, N, D), "h0": (N, D)}, even_if_slower=True)
+    assert report.counts == {"unrolled_steps": 1}
+    assert refused(ValueError, net, ["x"], outputs) == text
+    within = core.Net("within")
+    within.If("always", outputs, then_net=net.Proto())
+    assert refused(ValueError, within, ["always"], outputs) == text
 
 
 def test_wrong_types():

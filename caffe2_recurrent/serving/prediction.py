@@ -13,9 +13,9 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
 from caffe2_recurrent.arguments import Blob, check_once, read_blobs
-from caffe2_recurrent.loop import BACKWARD
+from caffe2_recurrent.loop import BACKWARD, stands_for_loop
 from caffe2_recurrent.nets import AnyNet, read_net
-from caffe2_recurrent.operator_arguments import integer, remove_arguments
+from caffe2_recurrent.operator_arguments import integer, nets_of, remove_arguments
 from caffe2_recurrent.operator_arguments import net as net_argument
 from caffe2_recurrent.operators import OPERATOR, copied
 from caffe2_recurrent.problems import Problems, names
@@ -76,14 +76,15 @@ def prediction_net(
     # Where the outputs are none of the net's, that is what there is to say.
     _check_inputs(fed, outside if kept else fed, values)
     _check_outputs(wanted, accesses, parameters, proto.name, values)
-    for operator in _in_training_mode(access.operator for access in kept):
+    operators = [_without_backward_steps(access.operator) for access in kept]
+    for operator in _in_training_mode(operators):
         values.add(
             "operator {} -> {} is in training mode; build the net that predicts with is_test=True",
             operator.type,
             names(operator.output),
         )
     values.raise_if_any()
-    net = _net_of(proto, [_without_backward_step(access.operator) for access in kept])
+    net = _net_of(proto, operators)
     net.Proto().external_input.extend([*fed, *parameters])
     net.Proto().external_output.extend(wanted)
     return Prediction(net, [core.BlobReference(blob) for blob in parameters])
@@ -117,18 +118,29 @@ def _check_outputs(
 
 
 def _in_training_mode(operators: Iterable[caffe2_pb2.OperatorDef]) -> Iterator[caffe2_pb2.OperatorDef]:
-    """Those operators, and operators in the steps of loops, that do something else in training."""
+    """Those operators, and operators in the nets that they run, that do something else in training."""
     for operator in operators:
         if integer(operator, "is_test", int(operator.type not in TRAINING_BY_DEFAULT)) == 0:
             yield operator
-        yield from _in_training_mode(net_argument(operator, "step_net").op)
+        # The steps that are written out are those of the loop, each with names of its own.
+        inside = [net_argument(operator, "else_net")] if stands_for_loop(operator) else nets_of(operator)
+        for net in inside:
+            yield from _in_training_mode(net.op)
 
 
-def _without_backward_step(operator: caffe2_pb2.OperatorDef) -> caffe2_pb2.OperatorDef:
+def _without_backward_steps(operator: caffe2_pb2.OperatorDef) -> caffe2_pb2.OperatorDef:
     changed = copied(operator)
-    if operator.type == OPERATOR:
-        remove_arguments(changed, FOR_GRADIENT)
+    _remove_backward_steps(changed)
     return changed
+
+
+def _remove_backward_steps(operator: caffe2_pb2.OperatorDef) -> None:
+    """In the nets that it runs, too."""
+    if operator.type == OPERATOR:
+        remove_arguments(operator, FOR_GRADIENT)
+    for net in nets_of(operator):
+        for inner in net.op:
+            _remove_backward_steps(inner)
 
 
 def _net_of(source: caffe2_pb2.NetDef, operators: Sequence[caffe2_pb2.OperatorDef]) -> core.Net:
