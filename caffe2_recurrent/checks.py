@@ -5,7 +5,16 @@ from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
 from caffe2.python.model_helper import ModelHelper
 
-from caffe2_recurrent.arguments import Blob, is_blob, is_integer, outer_name, read_flag, read_outputs_with_grads
+from caffe2_recurrent.arguments import (
+    AUTO,
+    Blob,
+    OutputsWithGrads,
+    is_blob,
+    is_integer,
+    outer_name,
+    read_flag,
+    read_outputs_with_grads,
+)
 from caffe2_recurrent.problems import Problems, given
 from caffe2_recurrent.recurrent import check_positions
 from caffe2_recurrent.stack import Shape
@@ -118,5 +127,8 @@ class Checks:
     def flag(self, role: str, value: Any) -> bool:
         return read_flag(role, value, self.types)
 
-    def positions(self, value: Any, outputs: List[str]) -> None:
-        check_positions(read_outputs_with_grads(value, self.types), outputs, self.values)
+    def positions(self, value: Any, outputs: List[str]) -> OutputsWithGrads:
+        """'auto' or a tuple, which every loop can go through anew."""
+        positions = read_outputs_with_grads(value, self.types)
+        check_positions(positions, outputs, self.values)
+        return AUTO if positions is None else positions

@@ -24,10 +24,13 @@ def read_shapes(shapes: Any, problems: Problems) -> Dict[str, Shape]:
     for blob, shape in shapes.items():
         if not isinstance(blob, (str, core.BlobReference)):
             problems.add("shapes maps blobs or their names; got {}", given(blob))
-        elif not is_iterable(shape) or isinstance(shape, (str, bytes)) or not all(map(_is_size, list(shape))):
+            continue
+        # An iterator can be gone through once.
+        sizes = tuple(shape) if is_iterable(shape) and not isinstance(shape, (str, bytes)) else None
+        if sizes is None or not all(map(_is_size, sizes)):
             problems.add("shapes['{}'] must be whole numbers from 1 on, like (20, 128, 40); got {}", blob, given(shape))
         else:
-            read[str(blob)] = tuple(int(size) for size in shape)
+            read[str(blob)] = tuple(map(int, sizes))
     return read
 
 

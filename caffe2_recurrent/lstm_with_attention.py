@@ -147,7 +147,7 @@ def LSTMWithAttention(  # noqa: N802
     }
     scope = checks.scope(scope)
     checks.choice("attention_type", attention_type, ATTENTION_TYPES)
-    checks.positions(
+    outputs_with_grads = checks.positions(
         outputs_with_grads,
         ["hidden_all", "hidden_last", "cell_all", "cell_last", "context_all", "context_last"],
     )

@@ -41,7 +41,7 @@ def add_sequence_layer(kind: Kind, arguments: Mapping[str, Any]) -> Tuple[Any, .
     initial = checks.states(arguments["initial_states"], kind.states, shape.loops)
     scope = checks.scope(arguments["scope"])
     outputs: List[str] = [state + ending for state in kind.states for ending in ("_all", "_last")]
-    checks.positions(arguments["outputs_with_grads"], outputs)
+    positions = checks.positions(arguments["outputs_with_grads"], outputs)
     with_parameters = checks.flag("return_params", arguments.get("return_params", False))
     save_memory = checks.flag("memory_optimization", arguments["memory_optimization"])
     bias = checks.number("forget_bias", arguments["forget_bias"])
@@ -61,7 +61,7 @@ def add_sequence_layer(kind: Kind, arguments: Mapping[str, Any]) -> Tuple[Any, .
         lengths,
         initial,
         scope,
-        arguments["outputs_with_grads"],
+        positions,
         forward_only,
     )
     if not with_parameters:

@@ -13,6 +13,9 @@ from caffe2_recurrent import (
     apply_recurrent_attention,
     apply_regular_attention,
 )
+from caffe2_recurrent.gradient_maker import POSITIONS
+from caffe2_recurrent.operator_arguments import integers
+from caffe2_recurrent.operators import OPERATOR
 from errors_support import listed, model_snapshot
 
 LAYER = {
@@ -72,6 +75,17 @@ def refused(name, kind, model=None, **changes):
 def test_correct_call(name):
     function, arguments = CALLS[name]
     assert function(ModelHelper("model"), **arguments)
+
+
+@pytest.mark.parametrize("name", ["MILSTM", "GRU", "LSTMWithAttention"])
+def test_positions_of_which_an_iterator_tells(name):
+    """It can be gone through once, and there are checks, and several loops."""
+    function, arguments = CALLS[name]
+    both = {} if name == "LSTMWithAttention" else {"bidirectional": True, "initial_states": None}
+    model = ModelHelper("model")
+    function(model, **dict(arguments, outputs_with_grads=iter([1, 0]), **both))
+    loops = [operator for operator in model.net.Proto().op if operator.type == OPERATOR]
+    assert [integers(loop, POSITIONS) for loop in loops] == [[1, 0]] * (2 if both else 1)
 
 
 @EVERY_CALL

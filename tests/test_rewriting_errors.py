@@ -152,6 +152,10 @@ def test_a_net_that_stays_as_the_engine_has_it(options):
         optimize(model, even_if_slower=True, **options)
 
 
+def test_shapes_of_which_an_iterator_tells():
+    assert refused(ValueError, shapes={"x": iter((9, 2))}) == "optimize: " + TOO_FEW.format("x", 3, (9, 2))
+
+
 @pytest.mark.parametrize("value", [[("x", (1, 2))], "x", 3], ids=repr)
 def test_shapes_that_are_no_mapping(value):
     expected = "optimize: shapes must map blobs to their dimensions, like {{'x': (20, 128, 40)}}; got {!r} of type {}"
