@@ -121,7 +121,7 @@ class _Turn:
         self._net = net
         if lengths is None:
             with core.NameScope(scope):
-                self._lengths = _full_lengths(net, core.BlobReference(sequence))
+                self._lengths = full_lengths(net, core.BlobReference(sequence))
         else:
             self._lengths = core.BlobReference(lengths)
 
@@ -140,7 +140,7 @@ class _Turn:
         return tuple(turned)
 
 
-def _full_lengths(net: core.Net, sequence: core.BlobReference) -> core.BlobReference:
+def full_lengths(net: core.Net, sequence: core.BlobReference) -> core.BlobReference:
     """T for each of the N sequences of `[T, N, ...]`, int32."""
     shape = net.Shape([sequence], unused_blob(net, "input_shape"))
     steps = net.Slice([shape], unused_blob(net, "input_steps"), starts=[0], ends=[1])

@@ -693,6 +693,29 @@ WIRED_OTHERWISE = {
         lambda net: set_input(operator_of(net, "lstm/bw/i2h"), 0, "x"),
         READS.format("lstm/bw/hidden_t_all", "x", "'x' turned round within its lengths"),
     ),
+    "turned within lengths that the loops do not have": (
+        Stack(1, True),
+        lambda net: set_input(operator_of(net, "lstm/reversed_input"), 1, "others"),
+        READS.format("lstm/bw/hidden_t_all", "lstm/reversed_input", "'x' turned round within its lengths")
+        + ": it has none, and 'x' is turned within 'others'",
+    ),
+    "turned within twice the length": (
+        Stack(1, True),
+        lambda net: setattr(argument(operator_of(net, "lstm/ones"), "value"), "i", 2),
+        READS.format("lstm/bw/hidden_t_all", "lstm/reversed_input", "'x' turned round within its lengths")
+        + ": it has none, and 'x' is turned within 'lstm/full_lengths'",
+    ),
+    "turned within the length of another sequence": (
+        Stack(1, True),
+        lambda net: set_input(operator_of(net, "lstm/input_shape"), 0, "y"),
+        READS.format("lstm/bw/hidden_t_all", "lstm/reversed_input", "'x' turned round within its lengths")
+        + ": it has none, and 'x' is turned within 'lstm/full_lengths'",
+    ),
+    "turned back within lengths that the loops do not have": (
+        Stack(2, True),
+        lambda net: set_input(operator_of(net, "lstm/layer_0/turned_hidden_t_all"), 1, "others"),
+        None,
+    ),
     "other lengths": (
         Stack(2, lengths=[4, 2, 1]),
         in_step(lambda product, total, unit: set_input(unit, 3, "others")),

@@ -9,6 +9,7 @@ import re
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from caffe2.proto import caffe2_pb2
+from caffe2.python import core
 
 from caffe2_recurrent.exchange.lstm_loop import LSTMLoop, Outputs, read_lstm_loop
 from caffe2_recurrent.loop import Loop, stands_for_loop
@@ -16,7 +17,7 @@ from caffe2_recurrent.loop_reading import read_loops
 from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.problems import Problems, names
 from caffe2_recurrent.sizes import TURNING
-from caffe2_recurrent.stack import BACKWARD, FORWARD
+from caffe2_recurrent.stack import BACKWARD, FORWARD, full_lengths
 
 # The names of a loop's blobs under the scope of its LSTM; a single layer has no number, a single direction no name.
 IN_SCOPE = r"(layer_(?P<layer>\d+)/)?((?P<direction>{}|{})/)?[^/]+".format(FORWARD, BACKWARD)
@@ -93,7 +94,7 @@ def _find(net: caffe2_pb2.NetDef, scope: str, problems: Problems) -> List[LSTMIn
             by_layer.setdefault(layer, []).append(loop)
         layers = list(by_layer.values())
         _check_layers(layers, producers, problems)
-        lstms.append(LSTMInNet(layers, _outputs(layers[-1], producers)))
+        lstms.append(LSTMInNet(layers, _outputs(layers[-1], layers[0][0], producers)))
     problems.raise_if_any()
     return lstms
 
@@ -154,14 +155,17 @@ def _check_layers(layers: Sequence[Sequence[LSTMLoop]], producers: Producers, pr
     first = layers[0][0]
     for index, layer in enumerate(layers):
         forward, made = layer[0], [loop.outputs.hidden_all for loop in layer]
-        if index and not _reads(forward.sequence, layers[index - 1], producers):
+        if index and not _reads(forward.sequence, layers[index - 1], first, producers):
             below = names(loop.outputs.hidden_all for loop in layers[index - 1])
             problems.add(
                 "the loop that makes '{}' reads '{}', which is not made of {}", made[0], forward.sequence, below
             )
         for loop, blob in zip(layer[1:], made[1:]):
-            if not _turns(producers.get(loop.sequence), forward.sequence, first.lengths):
+            turning = producers.get(loop.sequence)
+            if not _turns(turning, forward.sequence, first, producers):
                 turned = "'{}' turned round within its lengths".format(forward.sequence)
+                if turning is not None and turning.type == TURNING and first.lengths is None:
+                    turned += ": it has none, and '{}' is turned within '{}'".format(*turning.input)
                 problems.add("the loop that makes '{}' reads '{}', which is not {}", blob, loop.sequence, turned)
         for loop, blob in zip(layer, made):
             if (loop.lengths, loop.drop_states) != (first.lengths, first.drop_states):
@@ -169,43 +173,79 @@ def _check_layers(layers: Sequence[Sequence[LSTMLoop]], producers: Producers, pr
                 problems.add(text, blob, loop.lengths, loop.drop_states, first.lengths, first.drop_states)
 
 
-def _reads(sequence: str, below: Sequence[LSTMLoop], producers: Producers) -> bool:
+def _reads(sequence: str, below: Sequence[LSTMLoop], first: LSTMLoop, producers: Producers) -> bool:
     """Whether a layer over `sequence` reads the hidden states of the layer `below`, whole or with dropout."""
     producer = producers.get(sequence)
     if producer is not None and producer.type == "Dropout":
         sequence = producer.input[0]
     if len(below) == 1:
         return sequence == below[0].outputs.hidden_all
-    return _joins(producers.get(sequence), below, "hidden_all", producers)
+    return _joins(producers.get(sequence), below, "hidden_all", first, producers)
 
 
-def _turns(operator: Optional[caffe2_pb2.OperatorDef], sequence: Optional[str], lengths: Optional[str]) -> bool:
-    """Whether `operator` turns each sequence round; without lengths it has T for each, from the sequence's shape."""
+def _turns(
+    operator: Optional[caffe2_pb2.OperatorDef], sequence: Optional[str], first: LSTMLoop, producers: Producers
+) -> bool:
+    """Whether `operator` turns each sequence round within the lengths of the `first` loop, or else whole."""
     if operator is None or operator.type != TURNING or operator.input[0] != sequence:
         return False
-    return lengths is None or operator.input[1] == lengths
+    if first.lengths is not None:
+        return bool(operator.input[1] == first.lengths)
+    return _are_full(operator.input[1], first.sequence, producers)
+
+
+def _are_full(lengths: str, sequence: str, producers: Producers) -> bool:
+    """Whether `lengths` are T for each sequence, from the shape of `sequence` or of what that is made of."""
+    net = core.Net("full_lengths")
+    wanted = str(full_lengths(net, core.BlobReference(sequence)))
+    wanted_producers = _producers(net.Proto())
+    as_long = _made_of(sequence, producers)
+
+    def are_alike(blob: str, other: str) -> bool:
+        if other not in wanted_producers or blob not in producers:
+            return other == sequence and blob in as_long
+        by, by_other = producers[blob], wanted_producers[other]
+        same = (by.type, list(by.arg), len(by.input)) == (by_other.type, list(by_other.arg), len(by_other.input))
+        return same and all(map(are_alike, by.input, by_other.input))
+
+    return are_alike(lengths, wanted)
+
+
+def _made_of(blob: str, producers: Producers) -> Set[str]:
+    """The blob and all that it is made of."""
+    found, new = {blob}, [blob]
+    while new:
+        producer = producers.get(new.pop())
+        read = [] if producer is None else [other for other in producer.input if other not in found]
+        found.update(read)
+        new.extend(read)
+    return found
 
 
 def _joins(
-    operator: Optional[caffe2_pb2.OperatorDef], layer: Sequence[LSTMLoop], end: str, producers: Producers
+    operator: Optional[caffe2_pb2.OperatorDef],
+    layer: Sequence[LSTMLoop],
+    end: str,
+    first: LSTMLoop,
+    producers: Producers,
 ) -> bool:
     """Whether `operator` joins an output of both directions of a layer, that of the backward one turned back."""
     if operator is None or operator.type != "Concat" or integer(operator, "axis", 1) != 2 or len(operator.input) != 2:
         return False
     forward, backward = (getattr(loop.outputs, end) for loop in layer)
     if end.endswith("_all"):
-        turned = _turns(producers.get(operator.input[1]), backward, layer[0].lengths)
+        turned = _turns(producers.get(operator.input[1]), backward, first, producers)
     else:
         turned = operator.input[1] == backward
     return turned and bool(operator.input[0] == forward)
 
 
-def _outputs(layer: Sequence[LSTMLoop], producers: Producers) -> Outputs:
+def _outputs(layer: Sequence[LSTMLoop], first: LSTMLoop, producers: Producers) -> Outputs:
     """What comes out of a layer; with two directions what joins theirs, as far as the net still has it."""
     if len(layer) == 1:
         return layer[0].outputs
     joined = {
-        end: next((blob for blob, operator in producers.items() if _joins(operator, layer, end, producers)), None)
+        end: next((blob for blob, other in producers.items() if _joins(other, layer, end, first, producers)), None)
         for end in Outputs._fields
     }
     return Outputs(**joined)
