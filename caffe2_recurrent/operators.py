@@ -1,5 +1,6 @@
 """Operators put in beside those of a net, and what Caffe2 calls gradients."""
 
+import re
 from typing import Any, Dict, Iterable, List, Mapping, Sequence, Set
 
 from caffe2.proto import caffe2_pb2
@@ -10,6 +11,8 @@ from caffe2_recurrent.operator_arguments import has_nets, set_arguments, string
 OPERATOR = "RecurrentNetwork"
 GRADIENT_OPERATOR = "RecurrentNetworkGradient"
 GRADIENT_SUFFIX = "_grad"
+# As in `_x_grad_autosplit_0` more may follow.
+GRADIENT_NAME = re.compile(GRADIENT_SUFFIX + "(_[^/]*)?$")
 # Their output is the memory of their input, under another name.
 SHOWING = frozenset(["Alias", "AliasWithName"])
 # The engine's operator that makes a blob a view of slices, and what the loop that is a backward pass of another one is
@@ -25,6 +28,11 @@ def is_backward_of(operator: caffe2_pb2.OperatorDef, forward: caffe2_pb2.Operato
 
 def gradient_name(blob: str) -> str:
     return blob + GRADIENT_SUFFIX
+
+
+def is_gradient_name(blob: str) -> bool:
+    """Whether Caffe2, or a rule of `optimize`, has made the name from that of a gradient; its scope does not count."""
+    return GRADIENT_NAME.search(blob) is not None
 
 
 def new_operator(

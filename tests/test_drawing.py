@@ -19,6 +19,7 @@ import cells
 import rewritten_loops
 import viewing_support as support
 from caffe2_recurrent import LSTM, draw, optimize
+from caffe2_recurrent.operators import is_gradient_name
 from caffe2_recurrent.problems import Problems
 from caffe2_recurrent.viewing.dot import FILL, LANDSCAPE, PORTRAIT, SIZE, dot_text, likely_page
 from caffe2_recurrent.viewing.graph import Cluster, Edge, Graph, Kind, Line, Node, Role
@@ -226,6 +227,35 @@ def test_operators_beside_the_loop():
         ("outer: i2h_grad", "outer: FCGradient"),
         ("outer: FCGradient", "outer: i2h_w_grad"),
     } <= edges(graph, Kind.BACK)
+
+
+def test_forward_operators_that_look_like_those_of_gradients():
+    """One without outputs has none that is called otherwise, and a scope may be called after gradients."""
+    model = ModelHelper("model")
+    model.net.Print("x", [])
+    hidden_all, *_ = LSTM(model, "x", None, None, 2, 3, "my_grading")
+    model.net.Print(hidden_all, [])
+    model.AddGradientOperators([model.net.AveragedLoss(hidden_all, "loss")])
+    found = edges(graph_of(model), Kind.FLOW)
+    assert {("outer: x", "outer: FC"), ("outer: FC", "outer: i2h"), ("outer: AveragedLoss", "outer: loss")} <= found
+    assert ("outer: hidden_t_all", "outer: Print") in found
+
+
+@pytest.mark.parametrize(
+    "blob, expected",
+    [
+        ("x_grad", True),
+        ("lstm/h_t_last_autogen_grad", True),
+        ("_lstm/x_grad_autosplit_0", True),
+        ("x_grad_1", True),
+        ("my_grading/x", False),
+        ("my_grad/x", False),
+        ("x_grading", False),
+        ("x", False),
+    ],
+)
+def test_names_of_gradients(blob, expected):
+    assert is_gradient_name(blob) == expected
 
 
 @pytest.mark.parametrize("sizes", [3, [3, 3]], ids=["one layer", "two"])

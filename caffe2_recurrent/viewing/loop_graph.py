@@ -9,7 +9,7 @@ A blob that is written several times is a node each time, since the operators be
 
 from typing import Dict, Optional, Sequence, Tuple
 
-from caffe2_recurrent.operators import GRADIENT_OPERATOR, GRADIENT_SUFFIX, LINK, OPERATOR
+from caffe2_recurrent.operators import GRADIENT_OPERATOR, LINK, OPERATOR, is_gradient_name
 from caffe2_recurrent.viewing.graph import Graph, Kind, Role
 from caffe2_recurrent.viewing.graph_parts import Parts
 from caffe2_recurrent.viewing.kept import Place, StepBlob
@@ -259,7 +259,7 @@ class _Backward(_Step):
 
 
 def _role_of_shown(view: View) -> Role:
-    return Role.GRADIENT if GRADIENT_SUFFIX in view.outer else Role.KEPT
+    return Role.GRADIENT if is_gradient_name(view.outer) else Role.KEPT
 
 
 def shape_text(tensor: Optional[Tensor]) -> str:

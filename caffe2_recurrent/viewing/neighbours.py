@@ -7,7 +7,7 @@ from typing import Collection, List, NamedTuple
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.operators import GRADIENT_OPERATOR, GRADIENT_SUFFIX, OPERATOR
+from caffe2_recurrent.operators import GRADIENT_OPERATOR, OPERATOR, is_gradient_name
 from caffe2_recurrent.viewing.graph import Kind, Role
 from caffe2_recurrent.viewing.graph_parts import OUTER, Parts, outer_key
 
@@ -55,7 +55,7 @@ def add_neighbours(parts: Parts, net: caffe2_pb2.NetDef) -> None:
 
 def _is_gradient(operator: caffe2_pb2.OperatorDef) -> bool:
     """Caffe2 does not mark what fills, adds up and renames gradients, but it does call them so."""
-    return operator.is_gradient_op or all(GRADIENT_SUFFIX in blob for blob in operator.output)
+    return operator.is_gradient_op or (bool(operator.output) and all(map(is_gradient_name, operator.output)))
 
 
 def _add(parts: Parts, neighbour: _Neighbour, drawn: Collection[str], role: Role) -> bool:
