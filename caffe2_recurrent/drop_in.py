@@ -20,7 +20,7 @@ import importlib
 import inspect
 import sys
 from types import ModuleType
-from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import caffe2_recurrent
 from caffe2_recurrent import optimized_runs
@@ -48,9 +48,20 @@ NAMES_IN_RECURRENT = (
 _ABSENT = object()
 
 
-class _Change(NamedTuple):
-    """A name in the dictionary of a module that was given one of our objects."""
+class Installation:
+    """What `install` returns; as a context manager it ends what that call began."""
 
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: Any) -> None:
+        _take_back([change for change in _changes if change.call is self])
+
+
+class _Change(NamedTuple):
+    """A name in the dictionary of a module that was given one of our objects by a call of `install`."""
+
+    call: Installation
     namespace: Dict[str, Any]
     name: str
     before: Any
@@ -59,19 +70,6 @@ class _Change(NamedTuple):
 
 # What is to be taken back, in the order in which it was done.
 _changes: List[_Change] = []
-
-
-class Installation:
-    """What `install` returns; as a context manager it ends what that call began."""
-
-    def __init__(self, changes_before: int) -> None:
-        self._changes_before = changes_before
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: Any) -> None:
-        _take_back(self._changes_before)
 
 
 def install(
@@ -103,18 +101,18 @@ def install(
         ValueError: names of no rules. Nothing is changed.
     """
     settings = _read_settings(optimize, rules, even_if_slower, trials, on_report)
-    changes_before = len(_changes)
+    call = Installation()
     for module, names in _modules():
         for name, ours in _ours(names):
-            _put(vars(module), name, ours)
+            _put(call, vars(module), name, ours)
     if settings is not None:
-        _put_runners(settings)
+        _put_runners(call, settings)
     replacements = {id(change.before): change.ours for change in _changes if change.before is not _ABSENT}
     for namespace in _namespaces():
         for name, value in list(namespace.items()):
             if id(value) in replacements:
-                _put(namespace, name, replacements[id(value)])
-    return Installation(changes_before)
+                _put(call, namespace, name, replacements[id(value)])
+    return call
 
 
 def uninstall() -> None:
@@ -122,18 +120,32 @@ def uninstall() -> None:
 
     A module that imported ours by name while it was installed keeps it.
     """
-    _take_back(0)
+    _take_back(list(_changes))
 
 
-def _take_back(changes_before: int) -> None:
-    while len(_changes) > changes_before:
-        change = _changes.pop()
-        if change.namespace.get(change.name) is not change.ours:
-            continue
-        if change.before is _ABSENT:
-            del change.namespace[change.name]
-        else:
-            change.namespace[change.name] = change.before
+def _take_back(changes: Sequence[_Change]) -> None:
+    for change in reversed(changes):
+        position = next(at for at, other in enumerate(_changes) if other is change)
+        del _changes[position]
+        later = [at for at in range(position, len(_changes)) if _is_same_name(_changes[at], change)]
+        if later:
+            # What it found is what there is to go back to, unless that was put there by the change that goes.
+            following = _changes[later[0]]
+            if following.before is change.ours:
+                _changes[later[0]] = following._replace(before=change.before)
+        elif change.namespace.get(change.name) is change.ours:
+            _restore(change)
+
+
+def _is_same_name(one: _Change, other: _Change) -> bool:
+    return one.namespace is other.namespace and one.name == other.name
+
+
+def _restore(change: _Change) -> None:
+    if change.before is _ABSENT:
+        del change.namespace[change.name]
+    else:
+        change.namespace[change.name] = change.before
 
 
 def _read_settings(
@@ -152,19 +164,19 @@ def _read_settings(
     return settings if wanted else None
 
 
-def _put_runners(settings: optimized_runs.Settings) -> None:
+def _put_runners(call: Installation, settings: optimized_runs.Settings) -> None:
     namespace = vars(importlib.import_module(WORKSPACE))
     for name in optimized_runs.NAMES:
         if isinstance(namespace[name], optimized_runs.Runner):
-            _put(vars(namespace[name]), "settings", settings)
+            _put(call, vars(namespace[name]), "settings", settings)
         else:
-            _put(namespace, name, optimized_runs.Runner(namespace[name], settings))
+            _put(call, namespace, name, optimized_runs.Runner(namespace[name], settings))
 
 
-def _put(namespace: Dict[str, Any], name: str, ours: Any) -> None:
+def _put(call: Installation, namespace: Dict[str, Any], name: str, ours: Any) -> None:
     before = namespace.get(name, _ABSENT)
     if before is not ours:
-        _changes.append(_Change(namespace, name, before, ours))
+        _changes.append(_Change(call, namespace, name, before, ours))
         namespace[name] = ours
 
 

@@ -191,6 +191,26 @@ def test_uninstalled_within_the_context():
         assert recurrent.recurrent_net is CAFFE2S["recurrent_net"]
 
 
+def test_a_context_that_was_uninstalled_leaves_what_came_after():
+    with install():
+        uninstall()
+        install()
+    assert recurrent.recurrent_net is caffe2_recurrent.recurrent_net
+
+
+def test_a_context_leaves_what_a_later_call_changed():
+    with install():
+        # As importlib.reload does.
+        recurrent.recurrent_net = "reloaded"
+        later = install()
+    assert recurrent.recurrent_net is caffe2_recurrent.recurrent_net
+    assert not hasattr(recurrent, "LSTM")
+    with later:
+        pass
+    found, recurrent.recurrent_net = recurrent.recurrent_net, CAFFE2S["recurrent_net"]
+    assert found == "reloaded"
+
+
 def test_loops_are_built_by_ours_through_the_module_and_through_rnn_cell(monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("Caffe2's builder was called")
@@ -484,6 +504,27 @@ def test_a_context_that_began_to_optimise_ends_that_alone():
         assert workspace.CreateNet is CAFFE2S_RUNNERS["CreateNet"]
         assert recurrent.recurrent_net is caffe2_recurrent.recurrent_net
     assert recurrent.recurrent_net is CAFFE2S["recurrent_net"]
+
+
+def test_a_context_leaves_what_a_later_call_optimises():
+    with install():
+        installed([])
+    assert isinstance(workspace.CreateNet, optimized_runs.Runner)
+    assert recurrent.recurrent_net is CAFFE2S["recurrent_net"]
+
+
+def test_settings_are_taken_back_in_any_order():
+    model, _ = support.lstm()
+    first, second, third = [], [], []
+    installed(first)
+    with installed(second):
+        last = installed(third)
+    workspace.RunNetOnce(model.net)
+    assert (len(first), len(second), len(third)) == (0, 0, 1)
+    with last:
+        pass
+    workspace.RunNetOnce(model.net)
+    assert (len(first), len(second), len(third)) == (1, 0, 1)
 
 
 def test_an_inner_context_leaves_an_outer_one_that_optimises():
