@@ -156,8 +156,10 @@ def LSTMWithAttention(  # noqa: N802
     recompute_attention = checks.flag("attention_memory_optimization", attention_memory_optimization)
     lstm.update(forget_bias=checks.number("forget_bias", forget_bias), drop_states=False)
     forward_only = checks.flag("forward_only", forward_only)
-    # Without a backward step there is nothing to keep.
-    lstm["memory_optimization"] = save_memory and not forward_only
+    if forward_only:
+        # There is no backward step to keep anything for.
+        save_memory = recompute_attention = False
+    lstm["memory_optimization"] = save_memory
     encoder_lengths = checks.lengths("encoder_lengths", encoder_lengths)
     checks.done()
     cell = AttentionCell(

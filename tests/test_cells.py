@@ -146,6 +146,16 @@ def test_parameters_have_their_names_and_shapes_and_train(cell, Helper):
 
 
 @EVERY_CELL
+def test_forward_only_has_the_blobs_that_it_has_without_memory_optimization(cell):
+    def blobs_of_step(cell):
+        model, _ = cell.but(options={"forward_only": True}).build()
+        (loop,) = read_loops(model.net.Proto()).values()
+        return [list(operator.output) for operator in loop.operators]
+
+    assert blobs_of_step(cell.remembering_nothing()) == blobs_of_step(cell)
+
+
+@EVERY_CELL
 def test_two_layers_of_one_scope_share_parameters_and_nothing_else(cell):
     cell = cell.but(options={"outputs_with_grads": (0,)})
     model, first = cell.build()
