@@ -99,7 +99,10 @@ def LSTMWithAttention(  # noqa: N802
     Args:
         model: `ModelHelper` or `CNNModelHelper`.
         decoder_inputs: `[T, N, decoder_input_dim]`.
-        decoder_input_lengths: int32 `[N]`; None if every decoder sequence is T long.
+        decoder_input_lengths: int32 `[N]`; None if every decoder sequence is T long. Past its end a sequence's hidden
+            and cell state stay what they were. The context is computed on, from that hidden state: with `Regular` it
+            stays the same, with `Recurrent` it changes with the context before it. With length 0 that hidden state is
+            the initial one, and the context is made of it all the same.
         initial_decoder_hidden_state, initial_decoder_cell_state: `[D]`, `[N, D]` or `[1, N, D]`.
         initial_attention_weighted_encoder_context: `[E]`, `[N, E]` or `[1, N, E]`.
         encoder_output_dim: E.

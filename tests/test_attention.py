@@ -38,6 +38,22 @@ def test_weights_past_the_end_of_an_encoder_sequence_are_zero(name, lengths):
                 assert abs(weights[sequence, :length].sum() - 1) < 1e-6
 
 
+@pytest.mark.parametrize("name", ["attention_regular", "attention_recurrent"])
+def test_past_the_end_of_a_decoder_sequence_the_context_is_computed_on(name):
+    cell = BY_NAME[name].but(lengths=[0, T - 2])
+    cell.assert_right()
+    workspace.ResetWorkspace()
+    outputs, _, _ = cell.run()
+    hidden, _, states, _, context, last = outputs
+    for values in (hidden, states):
+        assert (values[:, 0] == values[0, 0]).all()
+        assert (values[T - 3 :, 1] == values[T - 3, 1]).all()
+    stays = name == "attention_regular"
+    assert (context[1:, 0] == context[0, 0]).all() == stays
+    assert (context[T - 2 :, 1] == context[T - 3, 1]).all() == stays
+    assert (last == context[-1:]).all()
+
+
 def test_weights_are_those_of_a_numpy_loop():
     cell = BY_NAME["attention_regular"]
     outputs, _, model = cell.run()
