@@ -11,6 +11,7 @@ import collections
 import collections.abc
 import functools
 import numbers
+import sys
 import warnings
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple, TypeVar, Union, cast
@@ -56,6 +57,11 @@ def is_blob(value: Any) -> bool:
 def is_integer(value: Any) -> bool:
     """Python's and numpy's whole numbers; no flags and no arrays."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    """Python's and numpy's real numbers; no flags and no arrays."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def is_iterable(value: Any) -> bool:
@@ -115,6 +121,17 @@ def read_flag(role: str, value: Any, problems: Problems) -> bool:
         problems.add("{} must be True or False; got {}", role, given(value))
         return False
     return bool(value)
+
+
+def read_number(role: str, value: Any, types: Problems, values: Problems) -> Optional[float]:
+    """A finite number; None, with a note, for anything else."""
+    if not is_number(value):
+        types.add("{} must be a number; got {}", role, given(value))
+    elif not abs(value) <= sys.float_info.max:
+        values.add("{} must be a finite number; got {}", role, value)
+    else:
+        return float(value)
+    return None
 
 
 class _Reader:

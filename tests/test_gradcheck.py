@@ -380,10 +380,26 @@ def test_all_numbers_out_of_range_are_named():
     assert refused(ValueError, net, h_all, shapes, **numbers) == listed(
         "gradcheck",
         "rtol must be 0 or more; got -1",
-        "atol must be 0 or more; got nan",
+        "atol must be a finite number; got nan",
+        "step must be more than 0; got 0",
         "most_elements must be 1 or more; got 0",
         "seed must be 0 or more; got -1",
-        "step must be more than 0; got 0",
+    )
+
+
+def test_numbers_that_are_not_finite():
+    net, (h_all, _), shapes = elman()
+    assert refused(ValueError, net, h_all, shapes, rtol=float("inf"), step=np.float32("nan")) == listed(
+        "gradcheck",
+        "rtol must be a finite number; got inf",
+        "step must be a finite number; got nan",
+    )
+
+
+def test_an_array_for_a_number():
+    net, (h_all, _), shapes = elman()
+    assert refused(TypeError, net, h_all, shapes, step=np.array([1.0, 2.0])) == (
+        "gradcheck: step must be a number; got array([1., 2.]) of type ndarray"
     )
 
 

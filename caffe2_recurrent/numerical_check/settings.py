@@ -1,10 +1,8 @@
 """How closely and at how many places gradients are compared."""
 
-import math
-import numbers
 from typing import Any, NamedTuple, Optional
 
-from caffe2_recurrent.arguments import is_integer
+from caffe2_recurrent.arguments import is_integer, read_number
 from caffe2_recurrent.problems import Problems, given
 
 # Of numpy's RandomState.
@@ -22,8 +20,11 @@ class Settings(NamedTuple):
 def check_settings(settings: Settings, types: Problems, problems: Problems) -> None:
     for name in ("rtol", "atol", "step"):
         value: Any = getattr(settings, name)
-        if not (name == "atol" and value is None):
-            _check_number(name, value, types, problems)
+        number = None if name == "atol" and value is None else read_number(name, value, types, problems)
+        if number is not None and number < 0:
+            problems.add("{} must be 0 or more; got {}", name, value)
+        elif number == 0 and name == "step":
+            problems.add("step must be more than 0; got 0")
     for name, least in (("most_elements", 1), ("seed", 0)):
         value = getattr(settings, name)
         if not is_integer(value):
@@ -32,16 +33,3 @@ def check_settings(settings: Settings, types: Problems, problems: Problems) -> N
             problems.add("{} must be {} or more; got {}", name, least, value)
         elif name == "seed" and value > MOST_SEED:
             problems.add("seed must be {} or less; got {}", MOST_SEED, value)
-    if settings.step == 0:
-        problems.add("step must be more than 0; got 0")
-
-
-def _check_number(name: str, value: Any, types: Problems, problems: Problems) -> None:
-    if not _is_number(value):
-        types.add("{} must be a number; got {}", name, given(value))
-    elif not 0 <= value < math.inf:
-        problems.add("{} must be 0 or more; got {}", name, value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
