@@ -1,6 +1,5 @@
 """Checks of the arguments of a layer: each notes what is wrong, and all of it is raised at once."""
 
-import numbers
 from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
 from caffe2.python.model_helper import ModelHelper
@@ -13,6 +12,7 @@ from caffe2_recurrent.arguments import (
     is_integer,
     outer_name,
     read_flag,
+    read_number,
     read_outputs_with_grads,
 )
 from caffe2_recurrent.problems import Problems, given
@@ -119,10 +119,8 @@ class Checks:
         return str(value)
 
     def number(self, role: str, value: Any) -> float:
-        if not isinstance(value, numbers.Real):
-            self.types.add("{} must be a number; got {}", role, given(value))
-            return 0.0
-        return float(value)
+        number = read_number(role, value, self.types, self.values)
+        return 0.0 if number is None else number
 
     def flag(self, role: str, value: Any) -> bool:
         return read_flag(role, value, self.types)

@@ -60,6 +60,7 @@ WRONG_TYPES = {
         {"forget_bias": np.array([1.0, 2.0])},
         "forget_bias must be a number; got array([1., 2.]) of type ndarray",
     ),
+    "bias a flag": ({"forget_bias": True}, "forget_bias must be a number; got True of type bool"),
     "bias complex": ({"forget_bias": 1j}, "forget_bias must be a number; got 1j of type complex"),
     "positions missing": ({"outputs_with_grads": None}, POSITIONS + "None of type NoneType"),
     "positions a number": ({"outputs_with_grads": 0}, POSITIONS + "0 of type int"),
@@ -107,6 +108,8 @@ WRONG_VALUES = {
     "three states": ({"initial_states": ("H", "C", "D")}, "initial_states must be two blobs (hidden, cell); got 3"),
     "dim_in zero": ({"dim_in": 0}, "dim_in must be 1 or more; got 0"),
     "dim_out below zero": ({"dim_out": -3}, "dim_out must be 1 or more; got -3"),
+    "bias no number": ({"forget_bias": float("nan")}, "forget_bias must be a finite number; got nan"),
+    "bias infinite": ({"forget_bias": np.float32("inf")}, "forget_bias must be a finite number; got inf"),
     "scope empty": ({"scope": ""}, "scope is empty; parameters need a prefix that tells this layer from others"),
     "position too high": (
         {"outputs_with_grads": (0, 4)},

@@ -273,6 +273,12 @@ WRONG = {
         "initial_states must be 8 blobs (hidden, cell) for each of 4 loops; got 2",
     ),
     "ratio of one": (ValueError, {"dropout_ratio": 1.0}, "dropout_ratio must be 0 or more and less than 1; got 1.0"),
+    "ratio that is not finite": (
+        ValueError,
+        {"dropout_ratio": float("nan")},
+        "dropout_ratio must be a finite number; got nan",
+    ),
+    "ratio of a flag": (TypeError, {"dropout_ratio": False}, "dropout_ratio must be a number; got False of type bool"),
     "ratio of no number": (TypeError, {"dropout_ratio": "a"}, "dropout_ratio must be a number; got 'a' of type str"),
     "bidirectional": (TypeError, {"bidirectional": 2}, "bidirectional must be True or False; got 2 of type int"),
     "is_test": (TypeError, {"is_test": "no"}, "is_test must be True or False; got 'no' of type str"),
