@@ -66,12 +66,16 @@ class Checks:
 
     def states(self, value: Any, names: Sequence[str], loops: int = 1) -> Optional[Tuple[str, ...]]:
         """The initial states of each loop in turn; None if they are to be parameters."""
-        if value is None:
-            return None
+        return None if value is None else self.given_states(value, names, loops, " or None")
+
+    def given_states(
+        self, value: Any, names: Sequence[str], loops: int = 1, otherwise: str = ""
+    ) -> Optional[Tuple[str, ...]]:
+        """As `states` where there must be some, or what `otherwise` says."""
         wanted = "({})".format(", ".join(names))
         states = list(value) if isinstance(value, (tuple, list)) else None
         if states is None or not all(is_blob(state) for state in states):
-            self.types.add("initial_states must be {} blobs or None; got {}", wanted, given(value))
+            self.types.add("initial_states must be {} blobs{}; got {}", wanted, otherwise, given(value))
             return None
         count = len(names) * loops
         if len(states) != count:

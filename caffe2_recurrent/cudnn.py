@@ -20,13 +20,13 @@ from caffe2.python.modeling.initializers import Initializer
 from caffe2.python.modeling.parameter_info import ParameterTags
 
 from caffe2_recurrent import parameters
-from caffe2_recurrent.arguments import Blob, is_blob, outer_name
+from caffe2_recurrent.arguments import Blob, outer_name
 from caffe2_recurrent.checks import Checks
 from caffe2_recurrent.cudnn_gate_blobs import GateBlobs, Given, read_gate_blobs
 from caffe2_recurrent.cudnn_machine import ASK_DOCTOR, OPERATOR, machine_trouble
 from caffe2_recurrent.cudnn_machine import check_can_run as check_can_run
 from caffe2_recurrent.parameters import ParameterSpec
-from caffe2_recurrent.problems import Problems, given, names
+from caffe2_recurrent.problems import Problems, names
 from caffe2_recurrent.weights import ROLES, SIDES, GetLSTMParamNames
 
 ENGINE = "CUDNN"
@@ -113,7 +113,7 @@ def cudnn_LSTM(  # noqa: N802
     checks = Checks("cudnn_LSTM")
     checks.model(model)
     checks.blob("input_blob", input_blob)
-    _check_states(initial_states, checks)
+    checks.given_states(initial_states, ("hidden", "cell"))
     dim_in, dim_out = checks.size("dim_in", dim_in), checks.size("dim_out", dim_out)
     scope = checks.scope(scope)
     num_layers = checks.size("num_layers", num_layers)
@@ -236,13 +236,6 @@ def _require_operator() -> None:
                 OPERATOR, ASK_DOCTOR
             )
         )
-
-
-def _check_states(value: Any, checks: Checks) -> None:
-    if not isinstance(value, (tuple, list)) or not all(map(is_blob, value)):
-        checks.types.add("initial_states must be (hidden, cell) blobs; got {}", given(value))
-    elif len(value) != 2:
-        checks.values.add("initial_states must be two blobs (hidden, cell); got {}", len(value))
 
 
 def _check_weight(model: ModelHelper, scope: str, spec: ParameterSpec, has_values: bool) -> bool:

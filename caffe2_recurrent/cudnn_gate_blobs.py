@@ -37,6 +37,7 @@ def _read_layers(role: str, entry: Any, num_layers: int, checks: Checks) -> Dict
     if not isinstance(by_layer, collections.abc.Mapping) or not all(map(is_blob, by_layer.values())):
         checks.types.add("{} must be a blob, its name, or a dict {{layer: blob}}; got {}", role, given(entry))
         return {}
-    if set(by_layer) != set(range(num_layers)):
+    # That a number below 1 is none has been noted.
+    if num_layers > 0 and set(by_layer) != set(range(num_layers)):
         checks.values.add("{} has blobs for layers {}; there are {}", role, list(by_layer), list(range(num_layers)))
     return dict(by_layer)

@@ -589,7 +589,12 @@ def without(*names):
 WRONG_VALUES = {
     "one state": ({"initial_states": ["h"]}, "initial_states must be two blobs (hidden, cell); got 1"),
     "dim_in zero": ({"dim_in": 0}, "dim_in must be 1 or more; got 0"),
+    "a state without a name": ({"initial_states": ("h", "")}, "initial_states[1] is an empty name"),
     "no layers": ({"num_layers": 0}, "num_layers must be 1 or more; got 0"),
+    "layers below zero": (
+        {"num_layers": -1, "input_params": {name: {0: "a"} for name in NAMES}},
+        "num_layers must be 1 or more; got -1",
+    ),
     "scope empty": ({"scope": ""}, "scope is empty; parameters need a prefix that tells this layer from others"),
     "gates missing": (
         {"input_params": without("cell_w", "input_gate_b")},
