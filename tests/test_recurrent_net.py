@@ -114,6 +114,19 @@ def test_initial_states_of_each_rank(shape):
     comparing.assert_right(recurrent_net, make.done())
 
 
+def test_of_several_initial_slices_the_first_is_read():
+    step, net = core.Net("step"), core.Net("net")
+    x_t, h_prev = step.AddExternalInputs("x_t", "h_prev")
+    h_t = step.Add([x_t, h_prev], "h_t")
+    h_all, _ = recurrent_net(net, step, [(x_t, "x")], [(h_prev, "h0")], {h_prev: h_t})
+    workspace.FeedBlob("x", np.ones((4, 2, 1), np.float32))
+    workspace.FeedBlob("h0", np.array([10, 20, 30], np.float32).repeat(2).reshape(3, 2, 1))
+    workspace.RunNetOnce(net)
+    found = workspace.FetchBlob(h_all)
+    assert found.shape == (4 + 3 - 1, 2, 1)
+    assert found[:4, 0, 0].tolist() == [11, 12, 13, 14]
+
+
 def test_strings_name_blobs_under_the_current_scope():
     with core.NameScope("a"):
         step_net = step_nets.product()
