@@ -19,15 +19,20 @@ from caffe2_recurrent.step_net import StepNet
 PART_OF_SUM = re.compile(r"_?(.+_grad)(?:_indices|_values)?(?:_autosplit_\d+|_(?:indices|values)_concat(?:_split)?)$")
 
 
-def check_step(net: core.Net, step_net: StepNet, problems: Problems) -> None:
+def check_step(net: core.Net, step_net: StepNet, remedy: str, problems: Problems) -> None:
     """What a step computes or is linked to must be no blob of `net`, nor one that the loop reads."""
     declared = frozenset(step_net.proto.external_input)
     own = [step_net.timestep, *step_net.linked, *(blob for blob in step_net.writes if blob not in declared)]
-    _check_not_outside(net, own, problems, frozenset(step_net.outer_inputs))
+    _check_not_outside(net, own, remedy, problems, frozenset(step_net.outer_inputs))
 
 
 def check_step_gradients(
-    net: core.Net, step_net: StepNet, gradients: Sequence[str], parameter_gradients: Iterable[str], problems: Problems
+    net: core.Net,
+    step_net: StepNet,
+    gradients: Sequence[str],
+    parameter_gradients: Iterable[str],
+    remedy: str,
+    problems: Problems,
 ) -> None:
     """What the backward step writes or is linked to must be no blob of the step, nor of `net`."""
     forward = frozenset(step_net.writes).union(step_net.proto.external_input)
@@ -38,7 +43,7 @@ def check_step_gradients(
         )
     # The engine renames the gradients of parameters within the step.
     renamed = frozenset(parameter_gradients).union(forward)
-    _check_not_outside(net, [blob for blob in gradients if blob not in renamed], problems)
+    _check_not_outside(net, [blob for blob in gradients if blob not in renamed], remedy, problems)
 
 
 def check_made(step_net: StepNet, made: Sequence[str], problems: Problems) -> None:
@@ -56,15 +61,16 @@ def check_made(step_net: StepNet, made: Sequence[str], problems: Problems) -> No
 
 
 def _check_not_outside(
-    net: core.Net, blobs: Iterable[str], problems: Problems, outer_inputs: FrozenSet[str] = frozenset()
+    net: core.Net, blobs: Iterable[str], remedy: str, problems: Problems, outer_inputs: FrozenSet[str] = frozenset()
 ) -> None:
     clashing = [blob for blob in dict.fromkeys(blobs) if blob in outer_inputs or net.BlobIsDefined(blob)]
     if clashing:
         problems.add(
             "the step net computes or receives {}, of which net '{}' has a blob of the same name; "
-            "all steps would share that one: rename it in the step net",
+            "all steps would share that one: {}",
             names(clashing),
             net.Name(),
+            remedy,
         )
 
 

@@ -32,12 +32,13 @@ PLACE_OF_SCRATCH_SIZES = 5
 
 @dataclass(frozen=True)
 class Request:
-    """What a caller of `recurrent_net` asked for, as plain names and numbers.
+    """What a caller of `recurrent_net`, or of a layer, asked for, as plain names and numbers; `caller` is its name.
 
     `sequences` and `initial_states` are pairs (inner name, outer name); `links` maps a state input of the step to
     the step output that becomes its next value. `outputs_with_grads` is None where whatever arrives is passed back.
     """
 
+    caller: str
     net: core.Net
     cell_net: core.Net
     sequences: Tuple[Tuple[str, str], ...]
@@ -248,6 +249,7 @@ def read(
     reader.sizes(scratch_sizes)
     reader.nets(net, cell_net)
     request = Request(
+        caller=caller,
         net=net,
         cell_net=cell_net,
         sequences=reader.pairs("inputs", inputs),

@@ -20,6 +20,9 @@ from caffe2_recurrent.parameters import ParameterSpec
 from caffe2_recurrent.recurrent import add_loop
 from caffe2_recurrent.transaction import all_or_nothing
 
+# The caller has no step net in which to rename a blob that the net has as well.
+REMEDY = "rename the blob of the net, or build the layer under another scope"
+
 Blobs = Dict[str, core.BlobReference]
 
 
@@ -98,7 +101,7 @@ def add_layer(
             recompute = _shared_by_steps(step_net, made.recompute)
         values = [created[name] for name in _initial_names(cell)] if initial is None else initial
         request = arguments.read(
-            "recurrent_net",
+            cell.caller,
             net=model.net,
             cell_net=step_net,
             inputs=[(inputs.input_t, outside.sequence)],
@@ -113,7 +116,7 @@ def add_layer(
             forward_only=forward_only,
             scratch_sizes=None,
         )
-        outputs = add_loop(request, recompute_unread=False)
+        outputs = add_loop(request, recompute_unread=False, remedy=REMEDY)
     return Layer(outputs, created)
 
 

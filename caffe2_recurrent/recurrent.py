@@ -90,13 +90,15 @@ def recurrent_net(
     return add_loop(request)
 
 
-def add_loop(request: Request, recompute_unread: bool = True) -> Tuple[core.BlobReference, ...]:
+def add_loop(
+    request: Request, recompute_unread: bool = True, remedy: str = "rename it in the step net"
+) -> Tuple[core.BlobReference, ...]:
     """What `recurrent_net` does with its arguments once their types are right; shapes and results are its own.
 
-    `recompute_unread`: what is to be recomputed is, even if the backward step does not read it, as in Caffe2. Raises
-    `ValueError` as `recurrent_net` does.
+    `recompute_unread`: what is to be recomputed is, even if the backward step does not read it, as in Caffe2.
+    `remedy`: what to do about a name that the step and the net both have. Raises `ValueError` as `recurrent_net` does.
     """
-    problems = Problems("recurrent_net")
+    problems = Problems(request.caller)
     step_net = read_step_net(request, problems)
     check_positions(request.outputs_with_grads, _output_names(step_net), problems)
     recompute = plan_recompute(step_net, request.recompute, recompute_unread, problems)
@@ -107,19 +109,24 @@ def add_loop(request: Request, recompute_unread: bool = True) -> Tuple[core.Blob
     if backward is not None:
         step_net = backward.step_net
     scope, outer = _unused_names(request.net, step_net, request.scope)
-    _check_apart(request, step_net, backward, _made(step_net, scope, outer, request.forward_only), problems)
+    _check_apart(request, step_net, backward, _made(step_net, scope, outer, request.forward_only), remedy, problems)
     problems.raise_if_any()
     return _add_operator(request, step_net, backward, scope, outer)
 
 
 def _check_apart(
-    request: Request, step_net: StepNet, backward: Optional[Backward], made: Sequence[str], problems: Problems
+    request: Request,
+    step_net: StepNet,
+    backward: Optional[Backward],
+    made: Sequence[str],
+    remedy: str,
+    problems: Problems,
 ) -> None:
     if request.net is not request.cell_net:
-        apart.check_step(request.net, step_net, problems)
+        apart.check_step(request.net, step_net, remedy, problems)
     if backward is not None:
         parameters = [backward.gradients[blob] for blob in backward.parameters(step_net)]
-        apart.check_step_gradients(request.net, step_net, backward.blobs, parameters, problems)
+        apart.check_step_gradients(request.net, step_net, backward.blobs, parameters, remedy, problems)
     if not problems:
         apart.check_made(step_net, made, problems)
 

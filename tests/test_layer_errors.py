@@ -176,12 +176,26 @@ def test_encoder_lengths_of_the_wrong_type():
     )
 
 
-def test_blob_of_the_net_with_the_name_of_a_steps():
+@pytest.mark.parametrize(
+    "name, blob",
+    [
+        ("MILSTM", "s/mi_gates_t"),
+        ("GRU", "s/joined_gates_t"),
+        ("LSTMWithAttention", "s/attention_weights"),
+        ("GRU", "s/hidden_t_grad"),
+    ],
+)
+def test_blob_of_the_net_with_the_name_of_a_steps(name, blob):
     """What fails in the loop takes back what was built before it."""
     model = ModelHelper("model")
-    model.net.AddExternalInput("s/mi_gates_t")
-    text = refused("MILSTM", ValueError, model=model)
-    assert text.startswith("recurrent_net: the step net computes or receives 's/mi_gates_t', of which net 'model")
+    model.net.AddExternalInput(blob)
+    text = refused(name, ValueError, model=model)
+    assert text == (
+        "{}: the step net computes or receives '{}', of which net '{}' has a blob of the same name; all steps would "
+        "share that one: rename the blob of the net, or build the layer under another scope".format(
+            name, blob, model.net.Name()
+        )
+    )
 
 
 def test_names_are_under_the_name_scope():

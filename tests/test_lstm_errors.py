@@ -10,7 +10,7 @@ from caffe2.python.modeling.parameter_sharing import ParameterSharing
 
 import comparing
 from caffe2_recurrent import LSTM
-from errors_support import CALLS, call_lstm, listed, lstm_refused, model_snapshot
+from errors_support import call_lstm, listed, lstm_refused, model_snapshot
 
 POSITIONS = "outputs_with_grads takes positions of outputs, like (0, 2), or 'auto'; got "
 STATES = "initial_states must be (hidden, cell) blobs or None; got "
@@ -205,8 +205,8 @@ def test_shared_parameter_of_another_shape():
     assert text == "LSTM: parameter 'first/i2h_w' has shape [12, 2], but this cell needs [12, 5]"
 
 
-SHARED = "the step net computes or receives {}, of which net '{}' has a blob of the same name; "
-SHARED += "all steps would share that one: rename it in the step net"
+SHARED = "LSTM: the step net computes or receives {}, of which net '{}' has a blob of the same name; "
+SHARED += "all steps would share that one: rename the blob of the net, or build the layer under another scope"
 
 
 def test_model_has_a_blob_of_the_steps_name():
@@ -214,8 +214,14 @@ def test_model_has_a_blob_of_the_steps_name():
     model = ModelHelper("model")
     model.net.AddExternalInput("s/hidden_t", "s/gates_t")
     text = lstm_refused(ValueError, model, initial_states=None)
-    assert text == CALLS + SHARED.format("'s/hidden_t', 's/gates_t'", model.net.Name())
+    assert text == SHARED.format("'s/hidden_t', 's/gates_t'", model.net.Name())
     assert len(call_lstm(model, scope="elsewhere")) == 4
+
+
+def test_initial_states_with_the_names_of_the_steps():
+    model = ModelHelper("model")
+    text = lstm_refused(ValueError, model, initial_states=("s/hidden_t", "s/cell_t"))
+    assert text == SHARED.format("'s/hidden_t', 's/cell_t'", model.net.Name())
 
 
 def test_failing_second_layer_leaves_the_first():
@@ -237,7 +243,7 @@ def test_failure_under_a_name_scope():
     with core.NameScope("a"):
         model.net.AddScopedExternalInputs("s/hidden_t")
         text = lstm_refused(ValueError, model)
-    assert text == CALLS + SHARED.format("'a/s/hidden_t'", model.net.Name())
+    assert text == SHARED.format("'a/s/hidden_t'", model.net.Name())
 
 
 CORRECT = {
