@@ -2,11 +2,14 @@
 
 from typing import Any, Optional, Sequence, Union
 
+from caffe2.proto import caffe2_pb2
+
 from caffe2_recurrent.arguments import Blob, is_blob, is_integer, outer_name
 from caffe2_recurrent.loop import Loop, stands_for_loop
 from caffe2_recurrent.loop_reading import read_loops
 from caffe2_recurrent.nets import read_net
-from caffe2_recurrent.problems import Problems, given
+from caffe2_recurrent.operators import OPERATOR
+from caffe2_recurrent.problems import Problems, given, names
 
 AnyLoop = Union[None, int, Blob]
 
@@ -23,10 +26,8 @@ def choose_loop(net: Any, loop: Any, types: Problems, values: Problems) -> Loop:
     loops = list(read_loops(proto).values())
     outputs = [found.outputs for found in loops]
     position: Optional[int] = None
-    if not loops and any(map(stands_for_loop, proto.op)):
-        values.add("net '{}' has its steps written out; optimize it without the rule 'unrolled_steps'", proto.name)
-    elif not loops:
-        values.add("net '{}' has no loop: no RecurrentNetwork operator", proto.name)
+    if not loops:
+        note_no_loops("net '{}'".format(proto.name), proto, values)
     elif loop is None and len(loops) > 1:
         values.add("net '{}' has {} loops; say which one by loop=: {}", proto.name, len(loops), _listed(outputs))
     else:
@@ -35,6 +36,20 @@ def choose_loop(net: Any, loop: Any, types: Problems, values: Problems) -> Loop:
         values.raise_if_any()
     assert position is not None
     return loops[position]
+
+
+def note_no_loops(
+    name: str,
+    net: caffe2_pb2.NetDef,
+    values: Problems,
+    advice: str = "optimize it without the rule 'unrolled_steps'",
+) -> None:
+    """Note why there are none, and with `advice` what to do where that is because steps are written out."""
+    if any(map(stands_for_loop, net.op)):
+        values.add("{} has its steps written out; {}", name, advice)
+    else:
+        found = dict.fromkeys(operator.type for operator in net.op)
+        values.add("{} has no {} operator; its operators are {}", name, OPERATOR, names(found))
 
 
 def check_loop(loop: Any, types: Problems) -> None:

@@ -13,8 +13,9 @@ from typing import Any, Counter, FrozenSet, List, Optional, Sequence, Tuple
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core, workspace
 
+from caffe2_recurrent.chosen_loop import note_no_loops
 from caffe2_recurrent.executor import ENABLE
-from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loop import Loop, stands_for_loop
 from caffe2_recurrent.loop_reading import read_loops
 from caffe2_recurrent.nets import AnyNet, read_net
 from caffe2_recurrent.operator_arguments import integer
@@ -44,7 +45,8 @@ def retrieve_step_blobs(net: AnyNet, prefix: str = "rnn") -> List[bytes]:
     Raises:
         TypeError: all arguments that are of the wrong type.
         ValueError: the loops that have not run, and those without a backward step that ran fewer steps than they have
-            workspaces, 2 or, with the RNN executor, 4: all of them. A loop with a blob that no operator has written.
+            workspaces, 2 or, with the RNN executor, 4: all of them. A loop with a blob that no operator has written. A
+            net whose only loops `optimize` has written out step by step.
 
     Warns:
         UserWarning: names that two blobs share all the same (`x1` at step 0, `x` at step 10); the later one is kept.
@@ -129,6 +131,8 @@ def _read(net: Any, prefix: Any) -> List[Loop]:
     types.raise_if_any(TypeError)
     assert proto is not None
     loops = list(read_loops(proto).values())
+    if not loops and any(map(stands_for_loop, proto.op)):
+        note_no_loops("net '{}'".format(proto.name), proto, values)
     not_run = [loop for loop in loops if not has_run(loop)]
     if not_run:
         listed = names(loop.workspaces for loop in not_run)

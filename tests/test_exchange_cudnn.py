@@ -400,7 +400,7 @@ def test_blobs_that_are_missing():
 
 def test_no_such_lstm():
     model, _ = add_cudnn(Stack())
-    text = "{}: net '{}' has no LSTM under 'gpu'; it has loops under nothing"
+    text = "{}: net '{}' has no RecurrentNetwork operator; its operators are 'Recurrent'"
     name = model.net.Name()
     assert refused(ValueError, lstm_to_cudnn, model, "gpu") == text.format("lstm_to_cudnn", name)
     assert refused(ValueError, lstm_from_cudnn, model, "gpu", np.zeros(3)) == text.format("lstm_from_cudnn", name)

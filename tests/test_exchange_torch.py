@@ -494,7 +494,8 @@ def test_no_such_lstm():
 
 def test_no_loops_at_all():
     net = core.Net("empty")
-    expected = "lstm_from_torch: net '{}' has no LSTM under 's'; it has loops under nothing".format(net.Name())
+    expected = "lstm_from_torch: net '{}' has no RecurrentNetwork operator; its operators are nothing"
+    expected = expected.format(net.Name())
     assert refused(ValueError, lstm_from_torch, net, "s", {}) == expected
 
 

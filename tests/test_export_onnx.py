@@ -578,9 +578,13 @@ def test_after_steps_have_been_written_out(path):
     model, _ = Stack(options={"forward_only": True}).built()
     assert optimize(model, ["unrolled_steps"], even_if_slower=True).total == 1
     name = model.net.Name()
+    assert export_refused(path, ValueError, model) == (
+        "export_onnx: net '{}' has its steps written out; it must be read before `optimize` rewrites it".format(name)
+    )
+    LSTM(model, "x", None, None, 2, 3, "other")
     assert export_refused(path, ValueError, model) == listed(
         "export_onnx",
-        "net '{}' has no LSTM under 'lstm'; it has loops under nothing".format(name),
+        "net '{}' has no LSTM under 'lstm'; it has loops under 'other'".format(name),
         "`optimize` has written out steps of net '{}', which must be read before".format(name),
     )
 

@@ -499,13 +499,14 @@ def test_an_error_in_what_shows_that_memory_is_found(monkeypatch):
         support.assert_same(support.run(model, blobs), expected)
 
 
-def test_what_looks_at_steps():
+def test_what_looks_at_steps(tmp_path):
     model, blobs = written_out()
     support.run(model, blobs)
-    text = "net '.*' has its steps written out; optimize it without the rule 'unrolled_steps'"
-    for look in (caffe2_recurrent.step_times, caffe2_recurrent.step_values):
-        with pytest.raises(ValueError, match=text):
-            look(model)
+    text = "{}: net '{}' has its steps written out; optimize it without the rule 'unrolled_steps'"
+    for name in ("step_times", "step_values", "retrieve_step_blobs", "describe", "draw"):
+        with pytest.raises(ValueError) as caught:
+            getattr(caffe2_recurrent, name)(model, *([tmp_path / "net.dot"] if name == "draw" else []))
+        assert str(caught.value) == text.format(name, model.net.Name())
     prediction = caffe2_recurrent.prediction_net(model, ["x"], ["layer/hidden_t_all"])
     assert len(branches(prediction.net)) == 1
 

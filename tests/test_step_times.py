@@ -361,9 +361,8 @@ def test_wrong_arguments():
     assert refused(ValueError, net, runs=0) == "step_times: runs must be 1 or more; got 0"
     assert refused(TypeError, net, runs=True) == "step_times: runs must be a whole number; got True of type bool"
     empty = core.Net("empty")
-    assert refused(ValueError, empty) == "step_times: net '{}' has no loop: no RecurrentNetwork operator".format(
-        empty.Name()
-    )
+    text = "step_times: net '{}' has no RecurrentNetwork operator; its operators are nothing"
+    assert refused(ValueError, empty) == text.format(empty.Name())
 
 
 def test_what_is_timed_is_the_net_that_was_given():

@@ -266,9 +266,8 @@ def test_which_loop():
     assert refused(ValueError, net, loop=-1) == text.format(name, -1, LOOPS)
     assert refused(ValueError, net, loop="z") == text.format(name, "with the output 'z'", LOOPS)
     empty = core.Net("empty")
-    assert refused(
-        ValueError, empty, loop=0
-    ) == "step_values: net '{}' has no loop: no RecurrentNetwork operator".format(empty.Name())
+    text = "step_values: net '{}' has no RecurrentNetwork operator; its operators are nothing"
+    assert refused(ValueError, empty, loop=0) == text.format(empty.Name())
 
 
 # What cannot be had

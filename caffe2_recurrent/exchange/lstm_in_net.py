@@ -11,6 +11,7 @@ from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
+from caffe2_recurrent.chosen_loop import note_no_loops
 from caffe2_recurrent.exchange.lstm_loop import LSTMLoop, Outputs, read_lstm_loop
 from caffe2_recurrent.loop import Loop, stands_for_loop
 from caffe2_recurrent.loop_reading import read_loops
@@ -75,7 +76,9 @@ def _find(net: caffe2_pb2.NetDef, scope: str, problems: Problems) -> List[LSTMIn
     producers = _producers(net)
     loops = list(read_loops(net).values())
     places = _places(loops, scope)
-    if not places:
+    if not loops:
+        note_no_loops("net '{}'".format(net.name), net, problems, "it must be read before `optimize` rewrites it")
+    elif not places:
         scopes = dict.fromkeys(re.sub("/{}$".format(IN_SCOPE), "", loop.name) for loop in loops)
         problems.add("net '{}' has no LSTM under '{}'; it has loops under {}", net.name, scope, names(scopes))
         if any(map(stands_for_loop, net.op)):

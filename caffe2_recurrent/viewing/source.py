@@ -6,13 +6,14 @@ from typing import Any, Collection, Mapping, Optional, Tuple, Union
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.arguments import Blob
+from caffe2_recurrent.chosen_loop import note_no_loops
 from caffe2_recurrent.given_shapes import check_shapes, read_shapes
 from caffe2_recurrent.gradient_maker import POSITIONS, PYTHON_POSITIONS, SEQUENCE_GRADIENTS
 from caffe2_recurrent.loop_reading import read_loops
 from caffe2_recurrent.nets import AnyNet, init_net_of, read_net
 from caffe2_recurrent.operator_arguments import integers, remove_arguments, strings
 from caffe2_recurrent.operators import GRADIENT_OPERATOR, OPERATOR, copied
-from caffe2_recurrent.problems import Problems, names
+from caffe2_recurrent.problems import Problems
 from caffe2_recurrent.sizes import find_sizes
 from caffe2_recurrent.viewing.kept import Memory, read_memory
 from caffe2_recurrent.viewing.loop_sizes import LoopSizes, find_loop_sizes, find_outer_tensors
@@ -56,8 +57,7 @@ def read_source(net_or_op: Any, shapes: Any, types: Problems, values: Problems) 
     net = _with_forward_operators(given_net, forward)
     loops = read_loops(net)
     if not loops:
-        found = dict.fromkeys(operator.type for operator in net.op)
-        values.add("{} has no {} operator; its operators are {}", name, OPERATOR, names(found))
+        note_no_loops(name, net, values)
         return Source(name, net, ())
     check_shapes(known_shapes, net, init_net_of(net_or_op), list(loops.values()), values)
     if values:
