@@ -30,9 +30,9 @@ def InitFromLSTMParams(  # noqa: N802
     """Set the parameters of an `LSTM` in the workspace from those of its gates.
 
     Args:
-        lstm_pblobs: what `LSTM(..., return_params=True)` returns last,
-            `{'input': {'weights', 'biases'}, 'recurrent': {'weights', 'biases'}}`. The blobs must be in the workspace
-            already; each keeps its shape, `[4 D, dim_in]` or `[4 D]`.
+        lstm_pblobs: what `LSTM(..., return_params=True)` returns last, with several layers or directions one entry of
+            it: `{'input': {'weights', 'biases'}, 'recurrent': {'weights', 'biases'}}`. The blobs must be in the
+            workspace already; each keeps its shape, `[4 D, dim_in]` or `[4 D]`.
         param_values: `{'input': {name: array}, 'recurrent': {name: array}}`, or one of the two, with all names of
             `GetLSTMParamNames`. Weights `[D, dim_in]` or the same numbers in a row, biases `[D]`, as fetched from the
             net that `cudnn_LSTM` returns. Axes of size 1 are ignored.
@@ -145,7 +145,10 @@ def _check_types(lstm_pblobs: Any, param_values: Any) -> None:
 def _sides(role: str, value: Any, problems: Problems) -> List[Tuple[Any, Mapping[Any, Any]]]:
     """The entries of a dict of dicts; notes whatever is not one."""
     if not isinstance(value, collections.abc.Mapping):
-        problems.add("{} must be a dict of dicts; got {}", role, given(value))
+        # As LSTM returns it for several loops.
+        of_loops = isinstance(value, list) and bool(value) and isinstance(value[0], collections.abc.Mapping)
+        hint = "; pass one of its entries at a time, each is of one layer and direction" if of_loops else ""
+        problems.add("{} must be a dict of dicts; got {}{}", role, given(value), hint)
         return []
     sides = []
     for side, content in value.items():

@@ -269,6 +269,16 @@ def test_blobs_of_a_side_missing():
     )
 
 
+def test_blobs_of_several_layers():
+    model = ModelHelper("model")
+    blobs = LSTM(model, "X", None, None, DIM_IN, [DIM, DIM], "lstm", return_params=True)[-1]
+    workspace.RunNetOnce(model.param_init_net)
+    text = refused(TypeError, blobs, gates())
+    assert text.startswith("InitFromLSTMParams: lstm_pblobs must be a dict of dicts; got [{'input': ")
+    assert text.endswith(" of type list; pass one of its entries at a time, each is of one layer and direction")
+    InitFromLSTMParams(blobs[0], gates())
+
+
 def test_before_param_init_net():
     model = ModelHelper("model")
     params = LSTM(model, "X", None, ("hidden", "cell"), DIM_IN, DIM, "lstm", return_params=True)[-1]
@@ -280,6 +290,7 @@ def test_before_param_init_net():
 ARRAY = "param_values['input']['cell_b'] must be a numpy array of numbers; got "
 WRONG_TYPES = {
     "blobs missing": (None, gates(), "lstm_pblobs must be a dict of dicts; got None of type NoneType"),
+    "a list that is empty": ([], gates(), "lstm_pblobs must be a dict of dicts; got [] of type list"),
     "blobs of a side": (
         dict(PBLOBS, input="lstm/i2h_w"),
         gates(),
