@@ -6,7 +6,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Sequence, Set
 from caffe2.proto import caffe2_pb2
 from caffe2.python import scope
 
-from caffe2_recurrent.operator_arguments import has_nets, set_arguments, string
+from caffe2_recurrent.operator_arguments import has_nets, nets_of, set_arguments, string
 
 OPERATOR = "RecurrentNetwork"
 GRADIENT_OPERATOR = "RecurrentNetworkGradient"
@@ -78,13 +78,12 @@ def renamed(operator: caffe2_pb2.OperatorDef, names: Mapping[str, str]) -> caffe
     made = copied(operator)
     for blobs in (made.input, made.output, made.control_input):
         blobs[:] = [names.get(blob, blob) for blob in blobs]
-    for given in made.arg:
-        for net in [*([given.n] if given.HasField("n") else []), *given.nets]:
-            inside = [renamed(other, names) for other in net.op]
-            del net.op[:]
-            net.op.extend(inside)
-            for blobs in (net.external_input, net.external_output):
-                blobs[:] = [names.get(blob, blob) for blob in blobs]
+    for net in nets_of(made):
+        inside = [renamed(other, names) for other in net.op]
+        del net.op[:]
+        net.op.extend(inside)
+        for blobs in (net.external_input, net.external_output):
+            blobs[:] = [names.get(blob, blob) for blob in blobs]
     return made
 
 
