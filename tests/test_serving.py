@@ -480,18 +480,21 @@ def test_optimised_before_or_after_the_cut(form, factors, monkeypatch):
 
 
 def operators_of_step(optimised):
-    """The types of the operators in a step of an LSTM, optimised for training or, without its gradient, afterwards."""
+    """The types of the operators in a step of an LSTM, optimised for training or, without its gradient, afterwards.
+
+    What trials decide is left out: it need not be the same both times.
+    """
     workspace.ResetWorkspace()
     model = ModelHelper("model")
     hidden_all, *_ = LSTM(model, "x", None, None, 64, 128, "lstm")
     model.AddGradientOperators([model.net.AveragedLoss(hidden_all, "loss")])
     shapes = {"x": (20, 16, 64)}
     if optimised == "before":
-        optimize(model, shapes=shapes)
+        optimize(model, shapes=shapes, trials=False)
     workspace.RunNetOnce(model.param_init_net)
     net, _ = prediction_net(model, ["x"], [hidden_all])
     if optimised == "after":
-        optimize(net, shapes=shapes)
+        optimize(net, shapes=shapes, trials=False)
     (loop,) = [operator for operator in net.Proto().op if operator.type == "RecurrentNetwork"]
     (step_net,) = [argument.n for argument in loop.arg if argument.name == "step_net"]
     return [operator.type for operator in step_net.op]
