@@ -1,10 +1,10 @@
 """Attention of one step over the outputs of an encoder.
 
-    energy(j) = v . tanh(W_e s_j + b_e + W_d h_t + b_d)                         Regular, arXiv 1409.0473
-    energy(j) = v . tanh(W_e s_j + b_e + W_d h_t + b_d + W_c c_{t-1} + b_c)     Recurrent, arXiv 1601.03317 section 4.1
-    c_t = sum over j of softmax(energy)(j) s_j
+    energy(j) = v . tanh(W_e s_j + b_e + W_d hidden_t + b_d)            Regular, arXiv 1409.0473; Recurrent adds
+                         + W_c context_{t-1} + b_c within tanh           as in arXiv 1601.03317 section 4.1
+    context_t = sum over j of softmax(energy)(j) s_j
 
-`s_j` is output j of S of the encoder, `h_t` the decoder's new hidden state, `c_t` the context. What depends on the
+`s_j` is output j of S of the encoder, `hidden_t` the decoder's new hidden state. What depends on the
 encoder alone, `W_e s_j + b_e` and the transpose of its outputs, is given: a loop has it computed once, outside.
 """
 
@@ -21,7 +21,7 @@ from caffe2_recurrent.checks import Checks
 from caffe2_recurrent.layer import Blobs, fc
 from caffe2_recurrent.parameters import ParameterSpec, fc_specs
 
-# Added to no energy of a real position: its exponential is 0 in float32 beside any of those.
+# The energy of a position past the end: its exponential is 0 in float32 beside that of any real one.
 FAR_BELOW = -1e9
 
 
@@ -164,9 +164,13 @@ def apply_recurrent_attention(
     scope: str,
     encoder_lengths: Optional[Blob] = None,
 ) -> Attended:
-    """As `apply_regular_attention`, with energies that also depend on the context before, `[1, N, E]`.
+    """As `apply_regular_attention`, with energies that also depend on the context before.
 
-    It has the parameters `weighted_prev_attention_context_w [E, E]` and `_b` beside the others.
+    Args: as there, and `attention_weighted_encoder_context_t_prev`, the context of the step before, `[1, N, E]`.
+
+    Parameters under `<scope>/`: those, and `weighted_prev_attention_context_w [E, E]`, `_b [E]`.
+
+    Returns and raises what `apply_regular_attention` does.
 
     Source: arXiv 1601.03317, section 4.1.
     """

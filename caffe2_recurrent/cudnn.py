@@ -70,7 +70,7 @@ def cudnn_LSTM(  # noqa: N802
 ) -> Tuple[Any, ...]:
     """Add an LSTM of one or more layers that cuDNN computes, on GPUs only.
 
-        gates_t = W x_t + b + U h_{t-1} + c       (W, b: the side 'input'; U, c: 'recurrent')
+        gates_t = W x_t + b_x + U hidden_{t-1} + b_h   (W, b_x: the side 'input'; U, b_h: 'recurrent')
         cell_t = sigmoid(f) * cell_{t-1} + sigmoid(i) * tanh(g)
         hidden_t = sigmoid(o) * tanh(cell_t)
 

@@ -98,24 +98,25 @@ def GRU(  # noqa: N802
     """Add a GRU layer to a model.
 
         x_r, x_u, x_o = split(W x_t + b)                        (this order along the 3 * D axis)
-        reset = sigmoid(x_r + U_r h_{t-1} + c_r)
-        update = sigmoid(x_u + U_u h_{t-1} + c_u)
-        output = tanh(x_o + U_o (reset * h_{t-1}) + c_o)        or, with linear_before_reset,
-        output = tanh(x_o + reset * (U_o h_{t-1} + c_o))
-        hidden_t = update * h_{t-1} + (1 - update) * output
+        reset = sigmoid(x_r + U_r hidden_{t-1} + b_r)
+        update = sigmoid(x_u + U_u hidden_{t-1} + b_u)
+        output = tanh(x_o + U_o (reset * hidden_{t-1}) + b_o)   or, with linear_before_reset,
+        output = tanh(x_o + reset * (U_o hidden_{t-1} + b_o))
+        hidden_t = update * hidden_{t-1} + (1 - update) * output
 
     The parameters and their order are those of `caffe2.python.gru_cell.GRU`, so that its scripts and checkpoints
     carry over; `linear_before_reset` is what cuDNN and `torch.nn.GRU` compute.
 
-    Args: as `LSTM`, with one initial state `(hidden,)`. `forget_bias` is accepted and unused, as in Caffe2. With
-    `memory_optimization` the gates are computed again in the backward pass.
+    Args: as `LSTM`, with one initial state `(hidden,)`, and `linear_before_reset`, see above. `forget_bias` is accepted
+    and unused, as in Caffe2. With `memory_optimization` the gates are computed again in the backward pass.
 
     Parameters under `<scope>/`: `i2h_w [3 D, dim_in]`, `i2h_b [3 D]`, and for the gates `reset_gate_t`,
     `update_gate_t`, `output_gate_t` each `_w [D, D]` and `_b [D]`.
 
     Returns:
-        hidden_all `[T, N, D]`, hidden_last `[1, N, D]` and, with `return_params`, a dict
-        `{'input': {'weights', 'biases'}, 'recurrent': {'reset_gate_t': {'weights', 'biases'}, ...}}`.
+        hidden_all `[T, N, D]`, hidden_last `[1, N, D]` of the last layer, both directions joined along the last axis
+        (2 D); and, with `return_params`, a dict `{'input': {'weights', 'biases'}, 'recurrent': {'reset_gate_t':
+        {'weights', 'biases'}, ...}}`, with several loops a list of these.
 
     Raises:
         TypeError, ValueError: all that is wrong with the arguments; the model is as it was.

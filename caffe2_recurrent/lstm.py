@@ -15,7 +15,7 @@ GATES = 4
 
 
 class LSTMCell(Cell):
-    """gates_t = U h_{t-1} + c + x_t, where x_t `[1, N, 4 D]` comes from outside; then the LSTM unit."""
+    """gates_t = U hidden_{t-1} + b_h + x_t, where x_t `[1, N, 4 D]` comes from outside; then the LSTM unit."""
 
     caller = "LSTM"
     # The fully connected layer over the previous hidden state.
@@ -66,7 +66,7 @@ class LSTMCell(Cell):
 
 
 class MILSTMCell(LSTMCell):
-    """gates_t = alpha * x_t * u_t + beta1 * u_t + beta2 * x_t + b, where u_t = U h_{t-1} + c (arXiv 1606.06630)."""
+    """gates_t = alpha * x_t * u_t + beta1 * u_t + beta2 * x_t + b, u_t = U hidden_{t-1} + b_u (arXiv 1606.06630)."""
 
     caller = "MILSTM"
     recurrent = "prev_t"
@@ -128,12 +128,12 @@ def LSTM(  # noqa: N802
 ) -> Tuple[Any, ...]:
     """Add an LSTM layer to a model.
 
-        gates_t = W x_t + b + U h_{t-1} + c
+        gates_t = W x_t + b_x + U hidden_{t-1} + b_h
         i, f, o, g = split(gates_t)              (this order along the 4 * D axis)
         cell_t = sigmoid(f + forget_bias) * cell_{t-1} + sigmoid(i) * tanh(g)
         hidden_t = sigmoid(o) * tanh(cell_t)
 
-    Shapes: T steps, N sequences in the batch, D = `dim_out`. `W x + b` is computed for all steps at once.
+    Shapes: T steps, N sequences in the batch, D = `dim_out`. `W x + b_x` is computed for all steps at once.
 
     Args:
         model: `ModelHelper` or `CNNModelHelper`; gets the operators and the parameters `i2h_w [4 D, dim_in]`,
@@ -150,8 +150,8 @@ def LSTM(  # noqa: N802
         scope: prefix of all blobs, under the current `NameScope`.
         outputs_with_grads: which of the four outputs receive a gradient, or 'auto'; see `recurrent_net`.
         return_params: return a dict of parameter blobs as well.
-        memory_optimization: keep the gates in the memory of `W x + b`, where `<scope>/i2h` then has them after a run,
-            instead of `[N, 4 D]` more for each step.
+        memory_optimization: write the gates over `W x + b_x`, which saves `[N, 4 D]` floats a step; after a run
+            `<scope>/i2h` holds the gates, and not `W x + b_x`.
         forget_bias: added to the forget gate.
         forward_only: derive no backward step.
         drop_states: states past the end of a sequence are 0 instead.
@@ -196,7 +196,7 @@ def MILSTM(  # noqa: N802
 ) -> Tuple[Any, ...]:
     """Add an LSTM layer with multiplicative integration to a model.
 
-        x = W x_t + b_x,  u = U h_{t-1} + b_u
+        x = W x_t + b_x,  u = U hidden_{t-1} + b_u
         gates_t = alpha * x * u + beta1 * u + beta2 * x + b
 
     and then as in `LSTM`, with the same gate order, shapes, arguments and errors. With `memory_optimization` the gates,
@@ -206,7 +206,11 @@ def MILSTM(  # noqa: N802
     `alpha`, `beta1`, `beta2` (start at 1) and `b` (starts at 0), each `[4 D]`.
 
     Returns:
-        hidden_all `[T, N, D]`, hidden_last `[1, N, D]`, cell_all, cell_last.
+        hidden_all `[T, N, D]`, hidden_last `[1, N, D]`, cell_all, cell_last of the last layer, both directions joined
+        along the last axis (2 D). There is no `return_params`.
+
+    Raises:
+        TypeError, ValueError: all that is wrong with the arguments; the model is as it was.
 
     Source: arXiv 1606.06630.
     """

@@ -91,8 +91,8 @@ def LSTMWithAttention(  # noqa: N802
 ) -> Tuple[core.BlobReference, ...]:
     """Add an LSTM decoder with attention over an encoder's outputs to a model.
 
-        gates_t = W x_t + b + U [h_{t-1}, c_{t-1}] + d, and from them h_t as in `LSTM`
-        c_t = context of h_t (see the module)
+        gates_t = W x_t + b_x + U [hidden_{t-1}, context_{t-1}] + b_h, and of these hidden_t as in `LSTM`
+        context_t = attention of hidden_t, see `caffe2_recurrent.attention`
 
     Shapes: T steps of the decoder, S of the encoder, N sequences, D = `decoder_state_dim`, E = `encoder_output_dim`.
 
@@ -111,10 +111,11 @@ def LSTMWithAttention(  # noqa: N802
         decoder_state_dim: D.
         scope: prefix of all blobs, under the current `NameScope`.
         attention_type: `AttentionType.Regular` or `AttentionType.Recurrent`.
-        outputs_with_grads: which of the six outputs receive a gradient, or 'auto'.
+        outputs_with_grads: which of the six outputs receive a gradient, or 'auto'; 0 and 4 are hidden_all and
+            context_all.
         weighted_encoder_outputs: `[S, N, E]` to use instead of a linear map of `encoder_outputs`, which has the
             parameters `weighted_encoder_outputs_w` and `_b`.
-        lstm_memory_optimization: keep the gates in the memory of `W x + b`, as in `LSTM`.
+        lstm_memory_optimization: write the gates over `W x + b_x`, as in `LSTM`.
         attention_memory_optimization: compute the attention again in the backward pass; with both a step keeps nothing
             but its number.
         forget_bias: added to the forget gate.

@@ -15,8 +15,8 @@ GRADIENT_SUFFIX = "_grad"
 GRADIENT_NAME = re.compile(GRADIENT_SUFFIX + "(_[^/]*)?$")
 # Their output is the memory of their input, under another name.
 SHOWING = frozenset(["Alias", "AliasWithName"])
-# The engine's operator that makes a blob a view of slices, and what the loop that is a backward pass of another one is
-# told of it: an argument that the engine does not look for, with the step workspaces of the forward operator.
+# The engine's operator that makes a blob a view of slices. And an argument of our own, of which the engine takes no
+# notice: a loop that is the backward pass of another one has that one's step workspaces in it.
 LINK = "rnn_internal_apply_link"
 BACKWARD_PASS_OF = "backward_pass_of"
 

@@ -93,9 +93,9 @@ def recurrent_net(
 def add_loop(
     request: Request, recompute_unread: bool = True, remedy: str = "rename it in the step net"
 ) -> Tuple[core.BlobReference, ...]:
-    """What `recurrent_net` does with its arguments once their types are right; shapes and results are its own.
+    """What `recurrent_net` does with its arguments once their types are right; shapes and results are as there.
 
-    `recompute_unread`: what is to be recomputed is, even if the backward step does not read it, as in Caffe2.
+    `recompute_unread`: what is to be recomputed is so even where the backward step does not read it, as in Caffe2.
     `remedy`: what to do about a name that the step and the net both have. Raises `ValueError` as `recurrent_net` does.
     """
     problems = Problems(request.caller)

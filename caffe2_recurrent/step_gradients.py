@@ -74,7 +74,7 @@ def derive(
         derived, of = [], {}
     for text in representation.failures:
         problems.add("{}", text)
-    # Operators that the pass begins with, if it ever does, are of no operator of the step.
+    # What the pass puts in front, if anything, belongs to no operator of the step.
     before = len(derived) - representation.made
     of_last_values = {output: before + count for output, count in representation.of_last_values.items()}
     by_name = {str(blob): gradient for blob, gradient in of.items()}

@@ -20,7 +20,12 @@ ROLES = ("weights", "biases")
 
 
 def GetLSTMParamNames() -> Dict[str, List[str]]:  # noqa: N802
-    """What the weights `[D, dim_in]` and biases `[D]` of the single gates are called, in the order of LSTMUnit."""
+    """What the weights `[D, dim_in]` and biases `[D]` of the single gates of an LSTM are called.
+
+    Returns:
+        `{'weights': [...], 'biases': [...]}`, four names each, in the order input, forget, output, cell, in which
+        `LSTMUnit` and the parameters of `LSTM` have their gates.
+    """
     return {"weights": [gate + "_w" for gate in GATES], "biases": [gate + "_b" for gate in GATES]}
 
 

@@ -2,7 +2,7 @@
 
 An LSTM has layers, a layer one direction or two, a direction the two products of a step and their biases:
 
-    gates_t = weight_ih x_t + bias_ih + weight_hh h_{t-1} + bias_hh
+    gates_t = weight_ih x_t + bias_ih + weight_hh hidden_{t-1} + bias_hh
 
 All gates of a product lie one under the other along the first axis. With two directions a layer reads the hidden states
 of both directions below it, the forward one first.

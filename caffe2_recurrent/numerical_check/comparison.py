@@ -14,7 +14,7 @@ from caffe2_recurrent.numerical_check.trial import Trial
 from caffe2_recurrent.problems import Problems, first_line
 
 ROUNDING = 3e-5
-# So many roundings of large outputs; with the default step the two are as much for outputs of 1.
+# Of float32, for large outputs, divided by the step: with the default one and outputs of 1, as much as ROUNDING.
 ROUNDINGS = 4
 
 

@@ -47,7 +47,7 @@ def optimize(
 
     Args:
         model_or_net: a `ModelHelper`, of which `net` is rewritten, a `core.Net`, or a `NetDef` read from a file.
-        rules: names of the rules to apply, in the order in which they are made to follow each other; default all.
+        rules: names of the rules to apply; default all. They follow each other in an order of their own.
         shapes: dimensions of the net's inputs, like `{'x': (20, 128, 40)}`. Some rules pay only from some size on.
             What is not given is taken from the blobs in the workspace, and inferred from there.
         dry_run: change nothing, and report what would be done.
