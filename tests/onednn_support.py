@@ -60,11 +60,12 @@ def proto_of(net):
 
 
 def inner_nets(net):
-    """The nets of a net, each with where it is: `(type of the operator, name of the argument)`."""
+    """The nets of a net, and those in them, each with where it is: `(type of the operator, name of the argument)`."""
     for operator in proto_of(net).op:
         for given in operator.arg:
             if given.HasField("n"):
                 yield (operator.type, given.name), given.n
+                yield from inner_nets(given.n)
 
 
 def in_ifs(net):

@@ -15,12 +15,11 @@ from caffe2_recurrent.viewing.tensors import Tensor, infer
 Numbers = Dict[str, List[int]]
 
 
-def infer_if(operator: caffe2_pb2.OperatorDef, known: Mapping[str, Tensor]) -> Dict[int, Tensor]:
-    """The outputs of an If, by position, as far as they follow from `known`."""
+def infer_if(operator: caffe2_pb2.OperatorDef, known: Mapping[str, Tensor], numbers: Numbers) -> Dict[int, Tensor]:
+    """The outputs of an If, by position, as far as they follow from `known`; `numbers` as in `infer_counting`."""
     found = dict(known)
-    numbers: Numbers = {}
     for inner in net_argument(operator, "then_net").op:
-        outputs = infer_counting(inner, found, numbers)
+        outputs = (infer_if if inner.type == "If" else infer_counting)(inner, found, numbers)
         for position, blob in enumerate(inner.output):
             found.pop(blob, None)
             if position in outputs:

@@ -73,7 +73,7 @@ def _states(operator: caffe2_pb2.OperatorDef, known: Mapping[str, Tensor]) -> Di
 
 def _outputs(operator: caffe2_pb2.OperatorDef, known: Mapping[str, Tensor], numbers: Numbers) -> Dict[int, Tensor]:
     if operator.type == "If":
-        return infer_if(operator, known)
+        return infer_if(operator, known, numbers)
     if operator.type != OPERATOR:
         return infer_counting(operator, known, numbers)
     shapes = loop_outputs(operator, {blob: tensor.shape for blob, tensor in known.items()})
