@@ -103,8 +103,9 @@ def _comparing(loop: Loop, copies: Dict[str, str], is_changed: str) -> Operators
         _operator(loop, ATEN, [weight, copy], [result], operator="equal")
         for (weight, copy), result in zip(copies.items(), each)
     ]
-    comparing.append(_operator(loop, "Sum", each, [equal]))
-    comparing.append(_is_one_of(loop, equal, list(range(len(each))), is_changed))
+    comparing.append(_operator(loop, "Copy", each[:1], [equal]))
+    comparing += [_operator(loop, "Mul", [equal, other], [equal]) for other in each[1:]]
+    comparing.append(_is(loop, equal, 0, is_changed))
     true = {"value": True, "dtype": core.DataType.BOOL}
     always = [_operator(loop, "ConstantFill", [], [is_changed], shape=[1], **true), *_emptying(loop, copies.values())]
     return [
@@ -112,7 +113,7 @@ def _comparing(loop: Loop, copies: Dict[str, str], is_changed: str) -> Operators
         _operator(loop, COUNTING, [run], [bins, runs], **BIN),
         _operator(loop, "GivenTensorInt64Fill", [], [first], shape=[len(FIRST)], values=FIRST),
         _operator(loop, ATEN, [runs, first], [is_as_first], operator="equal"),
-        _is_one_of(loop, is_as_first, [1], is_first),
+        _is(loop, is_as_first, 1, is_first),
         # Outputs of it, the copies are there when the operators that compare them are made.
         _operator(
             loop,
@@ -129,8 +130,8 @@ def _emptying(loop: Loop, blobs: Iterable[str]) -> Operators:
     return [_operator(loop, "ConstantFill", [], [blob], shape=[0], value=0.0) for blob in blobs]
 
 
-def _is_one_of(loop: Loop, blob: str, values: List[int], result: str) -> caffe2_pb2.OperatorDef:
-    return _operator(loop, ONE_OF, [blob], [result], value=values, dtype=core.DataType.INT64)
+def _is(loop: Loop, blob: str, value: int, result: str) -> caffe2_pb2.OperatorDef:
+    return _operator(loop, ONE_OF, [blob], [result], value=[value], dtype=core.DataType.INT64)
 
 
 def _operator(
