@@ -22,6 +22,7 @@ else:
     from caffe2_recurrent.executor import set_rnn_executor_config
     from caffe2_recurrent.gradient_check import check_gradients
     from caffe2_recurrent.gru import GRU
+    from caffe2_recurrent.input_check import check_inputs
     from caffe2_recurrent.lstm import LSTM, MILSTM
     from caffe2_recurrent.lstm_with_attention import LSTMWithAttention
     from caffe2_recurrent.numerical_check import gradcheck
@@ -44,6 +45,7 @@ else:
         "apply_recurrent_attention",
         "apply_regular_attention",
         "check_gradients",
+        "check_inputs",
         "describe",
         "draw",
         "export_onnx",

@@ -1,6 +1,6 @@
-"""The shapes that a caller gives of a net's blobs: read, and held against what the net does with them."""
+"""The shapes of a net's blobs, given by the caller or fed: read, and held against what the net does with them."""
 
-from typing import Any, Dict, Iterable, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 from caffe2.proto import caffe2_pb2
@@ -11,6 +11,16 @@ from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.problems import Problems, given, names
 from caffe2_recurrent.sizes import Shape, made_by_init_net, shapes_of_inputs
+
+
+class Wording(NamedTuple):
+    """How errors call a blob, and what they say before several."""
+
+    blob: str
+    several: str
+
+
+GIVEN, FED = Wording("shapes['{}']", "shapes: "), Wording("'{}'", "")
 
 
 def read_shapes(shapes: Any, problems: Problems) -> Dict[str, Shape]:
@@ -40,6 +50,7 @@ def check_shapes(
     init_net: Optional[caffe2_pb2.NetDef],
     loops: Sequence[Loop],
     values: Problems,
+    wording: Wording = GIVEN,
 ) -> None:
     """Note what in the caller's `shapes` cannot be meant.
 
@@ -59,32 +70,54 @@ def check_shapes(
         known = {**shapes_of_inputs(net, {}, shapes), **parameters, **shapes}
         for operator in net.op:
             if operator.type == "FC" and shapes.keys() & set(operator.input[:2]):
-                _check_product(operator, shapes, known, values)
+                _check_product(operator, shapes, known, values, wording)
     for loop, sequence in _sequences(loops):
         if len(shapes.get(sequence, (1, 1))) < 2:
-            values.add(
-                "shapes['{}'] must be [T, N, ...], as loop '{}' runs over it; got {}", sequence, loop, shapes[sequence]
-            )
+            text = "{} must be [T, N, ...], as loop '{}' runs over it; got {}"
+            values.add(text, wording.blob.format(sequence), loop, shapes[sequence])
+
+
+def columns_of(operator: caffe2_pb2.OperatorDef, known: Mapping[str, Shape]) -> Optional[Tuple[int, int]]:
+    """How many columns the two factors of an FC have; None where one is unknown, or has too few dimensions."""
+    axes = _axes(operator)
+    if any(len(known.get(blob, ())) < _least(axis) for blob, axis in axes.items()):
+        return None
+    left, right = (int(np.prod(known[blob][axes[blob] :])) for blob in operator.input[:2])
+    return left, right
+
+
+def add_misfit(
+    operator: caffe2_pb2.OperatorDef, shown: Sequence[str], columns: Tuple[int, int], values: Problems, wording: Wording
+) -> None:
+    """Note that the factors of an FC, as they are `shown`, do not fit."""
+    text = "{}{}, of which FC makes '{}', do not fit: {} and {} columns"
+    values.add(text, wording.several, " and ".join(shown), operator.output[0], *columns)
+
+
+def _axes(operator: caffe2_pb2.OperatorDef) -> Dict[str, int]:
+    return {operator.input[0]: integer(operator, "axis", 1), operator.input[1]: integer(operator, "axis_w", 1)}
+
+
+def _least(axis: int) -> int:
+    """How many dimensions there must be for it."""
+    return max(axis + 1, -axis)
 
 
 def _check_product(
-    operator: caffe2_pb2.OperatorDef, shapes: Mapping[str, Shape], known: Mapping[str, Shape], values: Problems
+    operator: caffe2_pb2.OperatorDef,
+    shapes: Mapping[str, Shape],
+    known: Mapping[str, Shape],
+    values: Problems,
+    wording: Wording,
 ) -> None:
-    result, fits = operator.output[0], True
-    axes = {operator.input[0]: integer(operator, "axis", 1), operator.input[1]: integer(operator, "axis_w", 1)}
-    for blob, axis in axes.items():
-        least = max(axis + 1, -axis)
-        if len(known.get(blob, range(least))) < least:
-            fits = False
-            if blob in shapes:
-                text = "shapes['{}'] must have {} dimensions or more, as FC makes '{}' of it; got {}"
-                values.add(text, blob, least, result, known[blob])
-    if fits and known.keys() >= axes.keys():
-        columns = [int(np.prod(known[blob][axis:])) for blob, axis in axes.items()]
-        if len(set(columns)) > 1:
-            shown = " and ".join("'{}' {}".format(blob, known[blob]) for blob in axes)
-            text = "shapes: {}, of which FC makes '{}', do not fit: {} and {} columns"
-            values.add(text, shown, result, *columns)
+    for blob, axis in _axes(operator).items():
+        if blob in shapes and len(known[blob]) < _least(axis):
+            text = "{} must have {} dimensions or more, as FC makes '{}' of it; got {}"
+            values.add(text, wording.blob.format(blob), _least(axis), operator.output[0], known[blob])
+    columns = columns_of(operator, known)
+    if columns is not None and columns[0] != columns[1]:
+        shown = ["'{}' {}".format(blob, known[blob]) for blob in operator.input[:2]]
+        add_misfit(operator, shown, columns, values, wording)
 
 
 def _sequences(loops: Iterable[Loop]) -> Iterable[Tuple[str, str]]:

@@ -1,0 +1,142 @@
+"""The sequences of a loop, the initial values of its states and its lengths, held beside each other."""
+
+from typing import Dict, Mapping, NamedTuple, Optional
+
+import numpy as np
+from caffe2.proto import caffe2_pb2
+from caffe2.python import workspace
+
+from caffe2_recurrent.input_check.fed import Fed
+from caffe2_recurrent.input_check.steps import UNITS, Size, sizes_of_states
+from caffe2_recurrent.loop import WINDOWS, Loop
+from caffe2_recurrent.operator_arguments import argument, integer, string
+from caffe2_recurrent.operators import BACKWARD_PASS_OF
+from caffe2_recurrent.problems import Problems
+from caffe2_recurrent.sizes import Shape, Sizes
+
+Shapes = Mapping[str, Shape]
+
+
+class Run(NamedTuple):
+    """How many steps a loop runs over how many sequences, and the blob that says so, as an error shows it."""
+
+    steps: int
+    sequences: int
+    shown: str
+
+
+def check_loop(net: caffe2_pb2.NetDef, loop: Loop, sizes: Sizes, fed: Mapping[str, Fed], values: Problems) -> None:
+    """Note what does not fit; `sizes` are those of the net's blobs, as far as they are known."""
+    if any(argument(loop.forward, name) is not None for name in (BACKWARD_PASS_OF, *WINDOWS)):
+        # Nothing is fed for a backward pass; a step that sees several slices begins with several values.
+        return
+    shapes = {blob: sizes.shape(blob) for blob in [*loop.inputs, *loop.references]}
+    known = {blob: shape for blob, shape in shapes.items() if shape is not None}
+    states = sizes_of_states(loop, known, values)
+    run = _run(net, loop, known, sizes)
+    if run is None:
+        _check_states(loop, known, states, None, values)
+    elif run.sequences == 0:
+        values.add("{} has no sequences; the engine takes one or more", run.shown)
+    elif _is_batch_first(loop, known, run, values):
+        # What is for the sequences as they were meant is right.
+        _check_states(loop, known, states, None, values)
+    else:
+        _check_other_sequences(loop, known, run, values)
+        _check_states(loop, known, states, run, values)
+        _check_lengths(loop, fed, run, values)
+
+
+def lengths_of(loop: Loop) -> Dict[str, bool]:
+    """The blobs that operators of its steps take for lengths, and whether they are those of its own sequences."""
+    found: Dict[str, bool] = {}
+    for operator in loop.operators:
+        if operator.type in UNITS and integer(operator, "sequence_lengths", 1):
+            found[operator.input[UNITS[operator.type].gates + 1]] = True
+        elif operator.type == "SequenceMask" and string(operator, "mode", "") == "sequence":
+            found.setdefault(operator.input[1], False)
+    return found
+
+
+def _run(net: caffe2_pb2.NetDef, loop: Loop, known: Shapes, sizes: Sizes) -> Optional[Run]:
+    """By the first sequence, or rather what that is made of, as long as it has the same steps and sequences."""
+    blob = loop.inputs[0]
+    both = known.get(blob, ())[:2]
+    if len(both) < 2:
+        return None
+    made_by = {output: operator for operator in reversed(net.op) for output in operator.output}
+    while blob in made_by:
+        alike = [other for other in made_by.pop(blob).input if (sizes.shape(other) or ())[:2] == both]
+        if not alike:
+            break
+        blob = alike[0]
+    return Run(both[0], both[1], "'{}' {}".format(blob, sizes.shape(blob)))
+
+
+def _is_batch_first(loop: Loop, known: Shapes, run: Run, values: Problems) -> bool:
+    """Whether all that is there for each sequence is for as many as there are steps; it is noted then."""
+    counted = {state.outer_initial: known.get(state.outer_initial, ())[-3:-1][-1:] for state in loop.states}
+    counted.update((blob, known.get(blob, ())[:1]) for blob in lengths_of(loop))
+    others = {blob: count[0] for blob, count in counted.items() if count}
+    if set(others.values()) != {run.steps} or run.steps == run.sequences:
+        return False
+    values.add(
+        "{} is taken for {} steps of {} sequences, but there are {} by {}; is it [N, T, ...]? Then feed it as "
+        "np.swapaxes(value, 0, 1)",
+        run.shown,
+        run.steps,
+        run.sequences,
+        run.steps,
+        ", ".join("'{}' {}".format(blob, known[blob]) for blob in others),
+    )
+    return True
+
+
+def _check_other_sequences(loop: Loop, known: Shapes, run: Run, values: Problems) -> None:
+    for link in loop.links:
+        shape = known.get(link.outer)
+        if link.outer in loop.inputs and shape is not None and shape[:2] != (run.steps, run.sequences):
+            text = "'{}' must be [{}, {}, ...], as {} is; got {}"
+            values.add(text, link.outer, run.steps, run.sequences, run.shown, shape)
+
+
+def _check_states(loop: Loop, known: Shapes, states: Mapping[str, Size], run: Optional[Run], values: Problems) -> None:
+    for outer_states, blob in loop.states:
+        if blob not in known:
+            continue
+        shape, reasons, hint = known[blob], [], ""
+        elements = shape[-1] if shape else "D"
+        if outer_states in states and shape and shape[-1] != states[outer_states].elements:
+            elements = states[outer_states].elements
+            reasons.append(states[outer_states].reason)
+        sequences = run.sequences if run is not None else shape[-2] if len(shape) > 1 else "N"
+        if run is not None and len(shape) > 1 and shape[-2] != run.sequences:
+            reasons.append("as {} is of {} sequences".format(run.shown, run.sequences))
+        if len(shape) == 3 and shape[0] != 1:
+            reasons.append("as more values before step 0 make the outputs longer")
+            hint = "; give each layer a blob of its own"
+        if reasons or not 1 <= len(shape) <= 3:
+            forms = "[{1}], [{0}, {1}] or [1, {0}, {1}]".format(sequences, elements)
+            because = ", " + ", ".join(reasons) if reasons else ""
+            values.add("'{}' must be {}{}; got {}{}", blob, forms, because, shape, hint)
+
+
+def _check_lengths(loop: Loop, fed: Mapping[str, Fed], run: Run, values: Problems) -> None:
+    for blob, of_steps in lengths_of(loop).items():
+        if blob not in fed:
+            continue
+        found, hint = fed[blob], ""
+        got = found.text
+        if found.kind is not None and found.kind != np.int32:
+            hint = "; feed it as value.astype(np.int32)"
+        elif found.shape == (run.sequences,):
+            got = ", ".join(map(str, _unlikely(blob, run.steps))) if of_steps and found.kind is not None else ""
+        if got:
+            most = " from 0 to {}".format(run.steps) if of_steps else ""
+            text = "'{}' must be int32 [{}], a length{} for each sequence of {}; got {}{}"
+            values.add(text, blob, run.sequences, most, run.shown, got, hint)
+
+
+def _unlikely(lengths: str, steps: int) -> np.ndarray:
+    numbers = workspace.FetchBlob(lengths)
+    return numbers[(numbers < 0) | (numbers > steps)]

@@ -1,0 +1,346 @@
+"""`check_inputs`: what it says of each thing that is wrong with what is fed, and that it says nothing of the rest."""
+
+import numpy as np
+import pytest
+from caffe2.python import core, rnn_cell, workspace
+from caffe2.python.model_helper import ModelHelper
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import cells
+import comparing
+import rewritten_loops
+import step_nets
+import viewing_support as support
+from caffe2_recurrent import GRU, LSTM, MILSTM, LSTMWithAttention, check_inputs, optimize, recurrent_net
+from errors_support import listed, snapshot
+
+T, N, D_IN, D = 5, 2, 3, 4
+
+
+def ones(*shape):
+    return np.ones(shape, dtype=np.float32)
+
+
+FED = {
+    "x": ones(T, N, D_IN),
+    "h0": ones(N, D),
+    "c0": ones(N, D),
+    "lengths": np.array([5, 3], dtype=np.int32),
+    "encoder": ones(7, N, 6),
+    "context0": ones(N, 6),
+    "encoder_lengths": np.array([7, 2], dtype=np.int32),
+    "table": ones(9, D_IN),
+}
+
+
+def lstm(model):
+    return LSTM(model, "x", "lengths", ("h0", "c0"), D_IN, D, "lstm")
+
+
+def attention(model):
+    states = ("h0", "c0", "context0")
+    options = {"encoder_lengths": "encoder_lengths", "outputs_with_grads": (0,)}
+    return LSTMWithAttention(model, "x", "lengths", *states, 6, "encoder", D_IN, D, "dec", **options)
+
+
+def embedding(model):
+    return LSTM(model, model.net.Gather(["table", "x"], "embedded"), "lengths", ("h0", "c0"), D_IN, D, "lstm")
+
+
+def two_layers(model):
+    return LSTM(model, "x", "lengths", ("h0", "c0", "h1", "c1"), D_IN, [D, D], "lstm", bidirectional=False)
+
+
+def built(build=lstm, init=True, **changes):
+    model = ModelHelper("model")
+    outputs = build(model)
+    model.AddGradientOperators([outputs[0]])
+    if init:
+        workspace.RunNetOnce(model.param_init_net)
+    for name, value in {**FED, **changes}.items():
+        if value is not None:
+            workspace.FeedBlob(name, value)
+    return model
+
+
+def refused(build=lstm, **changes):
+    """The text of the error; the net and the blobs are as they were."""
+    model = built(build, **changes)
+    before = snapshot(model.net), sorted(workspace.Blobs())
+    with pytest.raises(ValueError) as caught:
+        check_inputs(model)
+    assert (snapshot(model.net), sorted(workspace.Blobs())) == before
+    return str(caught.value)
+
+
+FORMS = "must be [4], [2, 4] or [1, 2, 4], as "
+BY_WEIGHTS = FORMS + "a step multiplies it by 'lstm/gates_t_w' (16, 4); got "
+BY_UNIT = FORMS + "LSTMUnit reads it with 'lstm/gates_t' of 16 columns; got "
+LENGTHS = "'lengths' must be int32 [2], a length from 0 to 5 for each sequence of 'x' (5, 2, 3); got "
+TURNED = "is taken for 2 steps of 5 sequences, but there are 2 by 'h0' (2, 4), 'c0' (2, 4), 'lengths' (2,); "
+TURN = "is it [N, T, ...]? Then feed it as np.swapaxes(value, 0, 1)"
+MISSING = "; to be fed, or made by another net, before this one runs"
+
+WRONG = {
+    "input in two dimensions": (
+        {"x": ones(T, D_IN)},
+        "'x' must have 3 dimensions or more, as FC makes 'lstm/i2h' of it; got (5, 3)",
+    ),
+    "input of another size": (
+        {"x": ones(T, N, 7)},
+        "'x' (5, 2, 7) and 'lstm/i2h_w' (16, 3), of which FC makes 'lstm/i2h', do not fit: 7 and 3 columns",
+    ),
+    "input of doubles": ({"x": np.ones((T, N, D_IN))}, "'x' must be float32; got float64"),
+    "input of whole numbers": ({"x": np.ones((T, N, D_IN), int)}, "'x' must be float32; got int64"),
+    "input batch first": ({"x": ones(N, T, D_IN)}, "'x' (2, 5, 3) " + TURNED + TURN),
+    "no sequences": ({"x": ones(T, 0, D_IN)}, "'x' (5, 0, 3) has no sequences; the engine takes one or more"),
+    "state of doubles": ({"h0": np.ones((N, D))}, "'h0' must be float32; got float64"),
+    "hidden of another size": ({"h0": ones(N, 7)}, "'h0' " + BY_WEIGHTS + "(2, 7)"),
+    "cell of another size": ({"c0": ones(7)}, "'c0' " + BY_UNIT + "(7,)"),
+    "another number of states": ({"h0": ones(3, D)}, "'h0' " + FORMS + "'x' (5, 2, 3) is of 2 sequences; got (3, 4)"),
+    "states of all layers": (
+        {"c0": ones(2, N, D)},
+        "'c0' " + FORMS + "more values before step 0 make the outputs longer; got (2, 2, 4); give each layer a blob of "
+        "its own",
+    ),
+    "a state without dimensions": ({"h0": ones()}, "'h0' must be [D], [2, D] or [1, 2, D]; got ()"),
+    "a state of too many": ({"h0": ones(1, 1, N, D)}, "'h0' must be [4], [2, 4] or [1, 2, 4]; got (1, 1, 2, 4)"),
+    "lengths of 64 bits": (
+        {"lengths": np.array([5, 3])},
+        LENGTHS + "int64 (2,); feed it as value.astype(np.int32)",
+    ),
+    "too many lengths": ({"lengths": np.array([5, 3, 1], np.int32)}, LENGTHS + "int32 (3,)"),
+    "lengths beyond the steps": ({"lengths": np.array([9, -1], np.int32)}, LENGTHS + "9, -1"),
+    "no input": ({"x": None}, "the workspace has no 'x'" + MISSING),
+    "no lengths": ({"lengths": None}, "the workspace has no 'lengths'" + MISSING),
+    "no parameters": (
+        {"init": False},
+        "the workspace has no 'lstm/i2h_w', 'lstm/i2h_b', 'lstm/gates_t_w', 'lstm/gates_t_b'; to be made by "
+        "param_init_net, so run it",
+    ),
+}
+
+
+@pytest.mark.parametrize("changes, text", WRONG.values(), ids=list(WRONG))
+def test_one_thing_is_wrong(changes, text, capfd):
+    if "must be float32" in text:
+        text += "; feed it as value.astype(np.float32)"
+    capfd.readouterr()
+    assert refused(**changes) == "check_inputs: " + text
+    # The engine is asked for nothing that it would complain of.
+    assert capfd.readouterr().err == ""
+
+
+def test_everything_is_wrong():
+    changes = {"x": ones(T, N, 7), "h0": ones(3, 2, 9), "c0": ones(7), "lengths": np.array([1.0])}
+    assert refused(**changes) == listed(
+        "check_inputs",
+        "'x' (5, 2, 7) and 'lstm/i2h_w' (16, 3), of which FC makes 'lstm/i2h', do not fit: 7 and 3 columns",
+        "'h0' " + FORMS + "a step multiplies it by 'lstm/gates_t_w' (16, 4), as more values before step 0 make the "
+        "outputs longer; got (3, 2, 9); give each layer a blob of its own",
+        "'c0' " + BY_UNIT + "(7,)",
+        LENGTHS + "float64 (1,); feed it as value.astype(np.int32)",
+    )
+
+
+def test_a_batch_first_input_does_not_hide_the_size_of_a_state():
+    text = refused(x=ones(N, T, D_IN), h0=ones(N, 7))
+    assert "'h0' must be [4], [2, 4] or [1, 2, 4], as a step multiplies it by 'lstm/gates_t_w' (16, 4); got" in text
+
+
+def test_weights_left_by_another_net():
+    text = refused(**{"lstm/i2h_w": ones(16, 8), "lstm/gates_t_w": ones(16, 6)})
+    assert "'x' (5, 2, 3) and 'lstm/i2h_w' (16, 8)" in text
+    assert "'h0' must be [6], [2, 6] or [1, 2, 6], as a step multiplies it by 'lstm/gates_t_w' (16, 6)" in text
+
+
+def test_the_blob_that_was_fed_is_named_whatever_is_made_of_it():
+    ids = np.ones((N, T), dtype=np.int32)
+    assert refused(embedding, x=ids) == "check_inputs: 'x' (2, 5) " + TURNED + TURN
+
+
+def test_upper_layers():
+    text = refused(two_layers, h1=ones(N, 7), c1=ones(3, D))
+    assert "'h1' must be [4], [2, 4] or [1, 2, 4], as a step multiplies it by 'lstm/layer_1/gates_t_w' (16, 4)" in text
+    assert "'c1' must be [4], [2, 4] or [1, 2, 4], as 'x' (5, 2, 3) is of 2 sequences; got (3, 4)" in text
+
+
+@pytest.mark.parametrize("wrong", [("h0",), ("c0",), ("context0",), ("h0", "c0"), ("h0", "c0", "context0")], ids=str)
+def test_states_of_attention(wrong):
+    text = refused(attention, **{state: ones(N, 9) for state in wrong})
+    assert text.count("must be") == len(wrong)
+    for state in wrong:
+        size = 6 if state == "context0" else D
+        assert "'{0}' must be [{1}], [2, {1}] or [1, 2, {1}], as ".format(state, size) in text
+
+
+def test_lengths_of_an_encoder():
+    text = "check_inputs: 'encoder_lengths' must be int32 [2], a length for each sequence of 'x' (5, 2, 3); got {}"
+    assert refused(attention, encoder_lengths=np.array([7])) == text.format(
+        "int64 (1,); feed it as value.astype(np.int32)"
+    )
+    # No position is beyond the end then.
+    check_inputs(built(attention, encoder_lengths=np.array([9, 7], np.int32)))
+
+
+@pytest.mark.parametrize("layer", [GRU, MILSTM], ids=lambda layer: layer.__name__)
+def test_states_of_other_layers(layer):
+    states = ("h0",) if layer is GRU else ("h0", "c0")
+    text = refused(lambda model: layer(model, "x", "lengths", states, D_IN, D, "s"), **{s: ones(9) for s in states})
+    assert text.count("must be [4], [2, 4] or [1, 2, 4], as ") == len(states)
+
+
+def test_a_layer_of_caffe2():
+    text = refused(lambda model: rnn_cell.LSTM(model, "x", "lengths", ("h0", "c0"), D_IN, D, "lstm"), h0=ones(9))
+    assert text == "check_inputs: 'h0' " + BY_WEIGHTS + "(9,)"
+
+
+def gated():
+    step = core.Net("gated")
+    x_t, gate_t, h_prev, w, b = step.AddExternalInputs("x_t", "gate_t", "h_prev", "w", "b")
+    opened = step.Mul([step.FC([x_t, w, b], "u", axis=2), step.Sigmoid(gate_t, "open_t")], "opened")
+    step.AddExternalOutput(step.Sum([h_prev, opened], "h_t"))
+    net = core.Net("net")
+    recurrent_net(net, step, [(x_t, "x"), (gate_t, "gate")], [(h_prev, "h0")], {h_prev: "h_t"})
+    for name, value in {
+        "x": ones(T, N, 3),
+        "gate": ones(T, N, D),
+        "h0": ones(D),
+        "w": ones(D, 3),
+        "b": ones(D),
+    }.items():
+        workspace.FeedBlob(name, value)
+    return net
+
+
+def test_a_step_net_of_ones_own():
+    net = gated()
+    check_inputs(net)
+    workspace.FeedBlob("gate", ones(T - 1, N, D))
+    workspace.FeedBlob("w", ones(D, 9))
+    with pytest.raises(ValueError) as caught:
+        check_inputs(net.Proto())
+    assert str(caught.value) == listed(
+        "check_inputs",
+        "'x' (5, 2, 3) and 'w' (4, 9), of which FC makes 'u', do not fit: 3 and 9 columns",
+        "'gate' must be [5, 2, ...], as 'x' (5, 2, 3) is; got (4, 2, 4)",
+    )
+    workspace.FeedBlob("x", ones(T))
+    with pytest.raises(ValueError, match=r"'x' must be \[T, N, \.\.\.\], as loop 'h_t_all' runs over it; got \(5,\)"):
+        check_inputs(net)
+
+
+def test_a_name_that_nothing_has_filled():
+    net = gated()
+    workspace.ResetWorkspace()
+    workspace.C.Workspace.current.create_blob("x")
+    with pytest.raises(ValueError, match="the workspace has no 'x', 'gate', 'h0', 'w', 'b'; to be"):
+        check_inputs(net)
+
+
+def test_a_tensor_that_numpy_cannot_look_at(monkeypatch):
+    """As on a GPU: its shape alone is known."""
+    model = built(x=ones(T, N, 7), h0=np.ones((N, 9)), lengths=np.array([9, 3]))
+
+    class Elsewhere:
+        def __init__(self, blob):
+            self._blob = blob
+
+        def is_tensor(self):
+            return self._blob.is_tensor()
+
+        def tensor(self):
+            return self
+
+        shape = property(lambda self: self._blob.tensor().shape)
+
+        @property
+        def data(self):
+            raise RuntimeError
+
+    class Current:
+        def __init__(self, blobs):
+            self.blobs = {name: Elsewhere(blob) for name, blob in blobs.items()}
+
+    class Workspace:
+        current = Current(workspace.C.Workspace.current.blobs)
+
+    monkeypatch.setattr(workspace.C, "Workspace", Workspace)
+    with pytest.raises(ValueError) as caught:
+        check_inputs(model)
+    assert "float32" not in str(caught.value) and "lengths" not in str(caught.value)
+    assert "'h0' " + BY_WEIGHTS + "(2, 9)" in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [None, "net", 3], ids=repr)
+def test_what_is_no_net(value):
+    with pytest.raises(TypeError) as caught:
+        check_inputs(value)
+    expected = "check_inputs: model_or_net must be a ModelHelper, a core.Net or a NetDef; got {!r} of type {}"
+    assert str(caught.value) == expected.format(value, type(value).__name__)
+
+
+def test_a_net_without_a_loop():
+    with pytest.raises(ValueError) as caught:
+        check_inputs(core.Net("plain").Proto())
+    assert str(caught.value).startswith("check_inputs: net 'plain")
+    assert str(caught.value).endswith("' has no loop: no RecurrentNetwork operator")
+
+
+def test_no_steps_are_right():
+    check_inputs(built(x=ones(0, N, D_IN), lengths=np.zeros(N, dtype=np.int32)))
+
+
+def test_what_is_right_after_a_run_and_with_other_sizes():
+    model = built(two_layers, h1=ones(D), c1=ones(1, N, D))
+    workspace.RunNetOnce(model.net)
+    check_inputs(model)
+    for name, value in {"x": ones(3, 1, D_IN), "h0": ones(D), "c0": ones(1, D), "c1": ones(D)}.items():
+        workspace.FeedBlob(name, value)
+    workspace.FeedBlob("lengths", np.array([2], dtype=np.int32))
+    check_inputs(model)
+
+
+VARIANTS = {
+    "as built": lambda cell: cell,
+    "with lengths": lambda cell: cell.but(lengths=[2, 3]),
+    "remembering nothing": lambda cell: cell.remembering_nothing(),
+    "forward only": lambda cell: cell.but(options={"forward_only": True}),
+    "states [D]": lambda cell: cell.but(rank=1),
+}
+
+
+@pytest.mark.parametrize("optimised", [False, True], ids=["as built", "optimised"])
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=list(VARIANTS))
+@pytest.mark.parametrize("cell", cells.CELLS, ids=lambda cell: cell.name)
+def test_nothing_is_wrong_with_a_layer(cell, variant, optimised, backward_loops, unrolled_steps):
+    cell = variant(cell)
+    model = support.built_layer(cell, optimised, gradient="forward_only" not in cell.options)
+    check_inputs(model)
+    workspace.RunNetOnce(model.net)
+    check_inputs(model)
+
+
+def assert_nothing_is_wrong(step_net, **options):
+    workspace.ResetWorkspace()
+    net, _, _ = rewritten_loops.build(step_net, **options)
+    for name, value in step_net.outer.items():
+        workspace.FeedBlob(name, value)
+    for position, value in comparing.output_gradients(step_net, options, comparing.reference_outputs(step_net)).items():
+        workspace.FeedBlob("given_gradient_{}".format(position), value.astype(np.float32))
+    check_inputs(net)
+    optimize(net, even_if_slower=True, trials=False)
+    check_inputs(net)
+
+
+@pytest.mark.parametrize("make", step_nets.AS_CAFFE2 + step_nets.MENDED, ids=lambda make: make.__name__)
+def test_nothing_is_wrong_with_a_step_net(make):
+    assert_nothing_is_wrong(make())
+
+
+@given(st.integers(0, 2**20), st.integers(1, 3), st.booleans())
+@settings(max_examples=25)
+def test_nothing_is_wrong_with_a_random_step_net(seed, sequences, recompute):
+    step_net, options = rewritten_loops.random_case(seed, sequences, recompute)
+    assert_nothing_is_wrong(step_net, **options)
