@@ -73,15 +73,18 @@ class Checks:
     ) -> Optional[Tuple[str, ...]]:
         """As `states` where there must be some, or what `otherwise` says."""
         wanted = "({})".format(", ".join(names))
+        listed = wanted + " blobs" if len(names) > 1 else "a tuple of one blob for each loop, like ('h0',)"
         states = list(value) if isinstance(value, (tuple, list)) else None
         if states is None or not all(is_blob(state) for state in states):
-            self.types.add("initial_states must be {} blobs{}; got {}", wanted, otherwise, given(value))
+            self.types.add("initial_states must be {}{}; got {}", listed, otherwise, given(value))
             return None
         count = len(names) * loops
         if len(states) != count:
-            each = wanted if loops == 1 else wanted + " for each of {} loops".format(loops)
             number = {1: "one blob", 2: "two blobs"}.get(count, "{} blobs".format(count))
-            self.values.add("initial_states must be {} {}; got {}", number, each, len(states))
+            each = " " + wanted
+            if loops > 1:
+                each = ": {} of each of the {} layers or directions".format(" and ".join(names), loops)
+            self.values.add("initial_states must be {}{}; got {}", number, each, len(states))
         return tuple(self._name("initial_states[{}]".format(index), state) for index, state in enumerate(states))
 
     def size(self, role: str, value: Any) -> int:

@@ -5,7 +5,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from caffe2.python import core
 from caffe2.python.model_helper import ModelHelper
 
-from caffe2_recurrent.arguments import Blob, OutputsWithGrads
+from caffe2_recurrent.arguments import Blob, OutputsWithGrads, is_blob, is_integer
 from caffe2_recurrent.attention import ATTENTION_TYPES, AttentionType, Encoder, attend, attention_specs, create_zeros
 from caffe2_recurrent.checks import Checks
 from caffe2_recurrent.layer import Blobs, Outside, StepInputs, StepOutputs, add_layer, fc, unused_blob
@@ -149,6 +149,9 @@ def LSTMWithAttention(  # noqa: N802
         "dim_in": checks.size("decoder_input_dim", decoder_input_dim),
         "dim": checks.size("decoder_state_dim", decoder_state_dim),
     }
+    if is_integer(scope) and (decoder_input_dim is None or is_blob(decoder_input_dim)):
+        text = "encoder_lengths, in ninth place in Caffe2 1.10, is the last argument here; pass it as a keyword"
+        checks.types.add(text)
     scope = checks.scope(scope)
     checks.choice("attention_type", attention_type, ATTENTION_TYPES)
     outputs_with_grads = checks.positions(

@@ -144,6 +144,24 @@ def test_wrong_number_of_initial_states(name):
     assert text == "{}: initial_states must be {}; got 3".format(name, wanted)
 
 
+@pytest.mark.parametrize("value", ["h", {"h": 1}], ids=str)
+def test_initial_states_of_one_state(value):
+    text = refused("GRU", TypeError, initial_states=value)
+    shown = "{!r} of type {}".format(value, type(value).__name__)
+    wanted = "a tuple of one blob for each loop, like ('h0',) or None"
+    assert text == "GRU: initial_states must be {}; got {}".format(wanted, shown)
+
+
+@pytest.mark.parametrize("lengths", [None, "encoder_lengths"])
+def test_the_order_of_caffe2s_attention(lengths):
+    model = ModelHelper("model")
+    with pytest.raises(TypeError) as caught:
+        LSTMWithAttention(model, "x", None, "h", "c", "context", 3, "encoder", lengths, 2, 5, "decoder")
+    hint = "encoder_lengths, in ninth place in Caffe2 1.10, is the last argument here; pass it as a keyword"
+    assert "\n  - {}\n".format(hint) in str(caught.value)
+    assert not model.net.Proto().op and not model.params
+
+
 @pytest.mark.parametrize("value", [2, "Regular", None, 1.5, True, np.array([0, 1])], ids=str)
 def test_unknown_attention_type(value):
     text = refused("LSTMWithAttention", ValueError, attention_type=value)

@@ -270,7 +270,7 @@ WRONG = {
     "too few states": (
         ValueError,
         {"dim_out": [3, 3], "bidirectional": True},
-        "initial_states must be 8 blobs (hidden, cell) for each of 4 loops; got 2",
+        "initial_states must be 8 blobs: hidden and cell of each of the 4 layers or directions; got 2",
     ),
     "ratio of one": (ValueError, {"dropout_ratio": 1.0}, "dropout_ratio must be 0 or more and less than 1; got 1.0"),
     "ratio that is not finite": (
