@@ -171,8 +171,17 @@ def _check_inputs(step_net: StepNet, request: Request, problems: Problems) -> No
     named += [("state", state.inner_input) for state in step_net.states]
     if request.timestep is not None:
         named.append(("timestep", request.timestep))
+    behind = dict(request.sequences + request.initial_states)
     for role, blob in named:
-        if blob not in declared:
+        if blob not in declared and behind.get(blob) in declared:
+            problems.add(
+                "{} '{}' is no external input of the step net, but '{}' is; pairs are (step-net blob, outer blob), and "
+                "these look swapped",
+                role,
+                blob,
+                behind[blob],
+            )
+        elif blob not in declared:
             problems.add(
                 "{} '{}' is no external input of the step net, which has {}; declare it with AddExternalInput",
                 role,

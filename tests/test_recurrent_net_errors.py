@@ -319,6 +319,16 @@ def test_link_of_a_state_that_no_pair_names():
     assert text == CALLS + "state 'c_prev' has no link to the step output that becomes its next value"
 
 
+def test_swapped_pairs():
+    swapped = "is no external input of the step net, but '{}' is; pairs are (step-net blob, outer blob), and these {}"
+    text = Loop().refused(ValueError, inputs=[("X", "x_t")], initial_cell_inputs=[("H", "h_prev")], links={"H": "h_t"})
+    assert text == listed(
+        "recurrent_net",
+        "sequence 'X' " + swapped.format("x_t", "look swapped"),
+        "state 'H' " + swapped.format("h_prev", "look swapped"),
+    )
+
+
 def test_state_that_the_step_net_does_not_declare():
     text = Loop().refused(ValueError, initial_cell_inputs=BOTH, links={"h_prev": "h_t", "c_prev": "c_t"})
     assert text == listed(
