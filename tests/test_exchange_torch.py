@@ -517,6 +517,16 @@ def test_other_cells(build):
     assert text == READ.format(made) + OTHER.format(names(operator.type for operator in step.op), STEP)
 
 
+@pytest.mark.parametrize("layers", [2, 3])
+def test_layers_of_caffe2_in_one_loop(layers):
+    model = ModelHelper("model")
+    rnn_cell.LSTM(model, "x", "lengths", None, 2, [3] * layers, "s")
+    assert refused(ValueError, lstm_to_torch, model, "s") == READ.format("s/layer_0/hidden_state_all") + (
+        "its step has the {} layers of an LSTM of Caffe2's rnn_cell; each must have a loop of its own, as LSTM builds "
+        "it: docs/leaving.md shows how to go on with the same weights".format(layers)
+    )
+
+
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_after_optimize(bidirectional):
     """What it makes of a loop is another loop; a model built anew reads the same blobs."""
@@ -792,7 +802,7 @@ def without(state, *names):
     return {name: value for name, value in state.items() if name not in names}
 
 
-UNKNOWN = "which this LSTM has not; with a prefix, other entries are left alone"
+UNKNOWN = "which this LSTM does not have; with a prefix, other entries are left alone"
 WRONG_STATES = {
     "entries missing": (
         lambda state: without(state, "weight_hh_l0", "bias_ih_l1"),
@@ -805,6 +815,17 @@ WRONG_STATES = {
     "a layer too many": (
         lambda state: dict(state, weight_ih_l2=state["weight_ih_l1"]),
         "state has 'weight_ih_l2', " + UNKNOWN,
+    ),
+    "one of another module": (
+        lambda state: {"0." + name: value for name, value in state.items()},
+        "2 problems:\n"
+        "  - state lacks 'weight_ih_l0', 'weight_hh_l0', 'weight_ih_l1', 'weight_hh_l1'\n"
+        "  - state has '0.weight_ih_l0', '0.weight_hh_l0', '0.bias_ih_l0', '0.bias_hh_l0', '0.weight_ih_l1', "
+        "'0.weight_hh_l1', '0.bias_ih_l1', '0.bias_hh_l1', which this LSTM does not have; do you mean prefix='0.'?",
+    ),
+    "that of a GRU": (
+        lambda state: {name: value[:-3] for name, value in state.items()},
+        "state has the weights of a torch.nn.GRU: those of 3 gates, where an LSTM has 4",
     ),
     "a shape": (
         lambda state: dict(state, weight_ih_l0=state["weight_ih_l0"].T),

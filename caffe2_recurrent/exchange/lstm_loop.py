@@ -51,6 +51,11 @@ class LSTMLoop(NamedTuple):
 def read_lstm_loop(loop: Loop, producers: Mapping[str, caffe2_pb2.OperatorDef]) -> Union[LSTMLoop, str]:
     """What `loop` is, or why it is none of an LSTM; `producers` has the operator that makes each outer blob."""
     kinds = tuple(operator.type for operator in loop.operators)
+    if kinds in (STEP + (("FC", *STEP) * above) for above in range(1, len(kinds))):
+        return (
+            "its step has the {} layers of an LSTM of Caffe2's rnn_cell; each must have a loop of its own, as LSTM "
+            "builds it: docs/leaving.md shows how to go on with the same weights".format(kinds.count("LSTMUnit"))
+        )
     if kinds != STEP:
         return (
             "its step has {}, not {}; other cells have no counterpart, and a net must be read before `optimize` "

@@ -1,7 +1,7 @@
 """An LSTM's weights to and from `torch.nn.LSTM`."""
 
 import collections.abc
-from typing import Any, Dict, List, Mapping
+from typing import Any, Dict, List, Mapping, Sequence
 
 import numpy as np
 
@@ -163,11 +163,23 @@ def _check_entries(arrays: Mapping[str, np.ndarray], sizes: StackSizes, prefix: 
     if missing:
         problems.add("state lacks {}", names(missing))
     if unknown:
-        problems.add(
-            "state has {}, which this LSTM has not; with a prefix, other entries are left alone", names(unknown)
-        )
+        problems.add("state has {}, which this LSTM does not have; {}", names(unknown), _prefix_hint(unknown, missing))
+    of_gru = {key: (shape[0] // 4 * 3, *shape[1:]) for key, shape in shapes.items()}
+    if all(key in arrays and arrays[key].shape == shape for key, shape in of_gru.items()):
+        problems.add("state has the weights of a torch.nn.GRU: those of 3 gates, where an LSTM has 4")
+        return
     for key in shapes:
         if key in arrays and arrays[key].shape != shapes[key]:
             problems.add(
                 "state['{}'] has shape {}; this LSTM takes {}", key, list(arrays[key].shape), list(shapes[key])
             )
+
+
+def _prefix_hint(unknown: Sequence[str], missing: Sequence[str]) -> str:
+    """The prefix with which the unknown entries are those that are missing, if there is one."""
+    first = missing[0] if missing else ""
+    prefixes = [key[: -len(first)] for key in unknown if first and key.endswith("." + first)]
+    fitting = [prefix for prefix in prefixes if all(prefix + key in unknown for key in missing)]
+    if fitting:
+        return "do you mean {}?".format(" or ".join("prefix='{}'".format(prefix) for prefix in fitting))
+    return "with a prefix, other entries are left alone"
