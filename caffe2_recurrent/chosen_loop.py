@@ -49,7 +49,8 @@ def note_no_loops(
         values.add("{} has its steps written out; {}", name, advice)
     else:
         found = dict.fromkeys(operator.type for operator in net.op)
-        values.add("{} has no {} operator; its operators are {}", name, OPERATOR, names(found))
+        others = "its operators are " + names(found) if found else "it has no operators"
+        values.add("{} has no {} operator; {}", name, OPERATOR, others)
 
 
 def check_loop(loop: Any, types: Problems) -> None:

@@ -30,7 +30,7 @@ def replacing(path: str) -> Iterator[str]:
     file = os.path.realpath(path) if os.path.islink(path) else path
     folder = os.path.dirname(file) or os.curdir
     if not os.path.isdir(folder):
-        raise FileNotFoundError(errno.ENOENT, "there is no folder '{}' for it".format(folder), path)
+        raise FileNotFoundError(errno.ENOENT, "the folder '{}' does not exist".format(folder), path)
     if os.path.isdir(file):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     if os.path.exists(file) and not os.path.isfile(file):

@@ -41,6 +41,10 @@ def gradient_arguments(step_net: StepNet, backward: Backward, positions: Optiona
     return {POSITIONS: [], PYTHON_POSITIONS: wanted, SEQUENCE_GRADIENTS: flags}
 
 
+def _outputs_shown(outputs: Sequence[str]) -> str:
+    return "the {} {}".format("output" if len(outputs) == 1 else "outputs", names(outputs))
+
+
 @core.GradientRegistry.RegisterGradient(OPERATOR)
 def make_gradient(
     operator: caffe2_pb2.OperatorDef, output_gradients: Sequence[Any]
@@ -56,9 +60,9 @@ def make_gradient(
             # Nothing in the step has a gradient: it stops here, as at any such operator.
             return [], [None] * len(operator.input)
         raise ValueError(
-            "a gradient reaches {}, outputs of a RecurrentNetwork without a backward step; build it without "
+            "a gradient reaches {} of a RecurrentNetwork without a backward step; build it without "
             "forward_only, optimize it after AddGradientOperators, or put StopGradient after it".format(
-                names(_arrived(operator, output_gradients).values())
+                _outputs_shown(list(_arrived(operator, output_gradients).values()))
             )
         )
     positions = _positions(operator, arguments, output_gradients)

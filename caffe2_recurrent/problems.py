@@ -1,6 +1,7 @@
 """Collecting everything that is wrong with a call, so that one error can name it all."""
 
-from typing import Any, List, Type
+import difflib
+from typing import Any, Collection, List, Type
 
 MOST_NAMES = 12
 
@@ -36,6 +37,14 @@ def names(blobs: Any, most: int = MOST_NAMES) -> str:
     quoted = ["'{}'".format(blob) for blob in blobs]
     left_out = " and {} more".format(len(quoted) - most) if len(quoted) > most else ""
     return (", ".join(quoted[:most]) or "nothing") + left_out
+
+
+def meant(name: str, known: Collection[str], otherwise: str, most: int = MOST_NAMES) -> str:
+    """What may have been meant by a name that is not among `known`, or `otherwise` and the first `most` of these."""
+    alike = difflib.get_close_matches(name, known)
+    if alike:
+        return "did you mean {}?".format(" or ".join("'{}'".format(other) for other in alike))
+    return otherwise + names(known, most)
 
 
 def first_line(error: Exception) -> str:

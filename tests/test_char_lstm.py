@@ -524,7 +524,7 @@ def test_a_write_that_fails_leaves_the_old_checkpoint_whole(trained: Path) -> No
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     from example_files import write_bytes
 
-    with pytest.raises(WriteError, match="cannot write .*none.sample.txt: there is no folder .*none"):
+    with pytest.raises(WriteError, match="cannot write .*none.sample.txt: the folder .*none. does not exist"):
         write_bytes(str(tmp_path / "none" / "sample.txt"), b"text")
 
 

@@ -703,7 +703,7 @@ def test_an_operator_that_is_no_loop():
 def test_an_empty_net():
     with pytest.raises(ValueError) as caught:
         describe(core.Net("empty"))
-    assert str(caught.value).endswith("has no RecurrentNetwork operator; its operators are nothing")
+    assert str(caught.value).endswith("has no RecurrentNetwork operator; it has no operators")
 
 
 def test_shapes_that_do_not_fit_are_not_shown_to_the_engine(capfd):

@@ -722,7 +722,7 @@ def test_all_wrong_values(tmp_path):
 
 def test_a_net_without_a_loop(tmp_path):
     assert refused(ValueError, tmp_path, core.Net("empty"), path=tmp_path / "net.svg", loop=3).endswith(
-        "has no RecurrentNetwork operator; its operators are nothing"
+        "has no RecurrentNetwork operator; it has no operators"
     )
 
 

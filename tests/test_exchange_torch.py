@@ -494,7 +494,7 @@ def test_no_such_lstm():
 
 def test_no_loops_at_all():
     net = core.Net("empty")
-    expected = "lstm_from_torch: net '{}' has no RecurrentNetwork operator; its operators are nothing"
+    expected = "lstm_from_torch: net '{}' has no RecurrentNetwork operator; it has no operators"
     expected = expected.format(net.Name())
     assert refused(ValueError, lstm_from_torch, net, "s", {}) == expected
 

@@ -67,7 +67,7 @@ def test_a_folder_that_is_not_there(tmp_path):
     with pytest.raises(FileNotFoundError) as caught:
         files.write_bytes(path, b"new")
     assert caught.value.filename == path
-    assert caught.value.strerror == "there is no folder '{}' for it".format(tmp_path / "none")
+    assert caught.value.strerror == "the folder '{}' does not exist".format(tmp_path / "none")
 
 
 def test_what_a_link_leads_to_is_replaced(tmp_path):

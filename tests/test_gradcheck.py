@@ -12,6 +12,7 @@ import step_nets
 from caffe2_recurrent import LSTM, gradcheck, install, recurrent_net
 from caffe2_recurrent.numerical_check import GradientsDiffer
 from caffe2_recurrent.numerical_check.trial import Trial
+from caffe2_recurrent.problems import names
 from errors_support import listed, snapshot
 
 SEEDS = range(12)
@@ -361,12 +362,27 @@ def test_what_is_within_the_arguments_has_a_type_as_well():
     )
 
 
+def test_an_output_like_none_that_there_is():
+    net, _, shapes = elman()
+    text = "gradcheck: net '{}' does not compute 'zz'; it computes {}"
+    computed = names(blob for operator in net.Proto().op for blob in operator.output)
+    assert refused(ValueError, net, "zz", shapes) == text.format(net.Name(), computed)
+
+
+def test_a_loop_that_is_forward_only():
+    model = ModelHelper("model")
+    LSTM(model, "x", None, None, 2, 3, "lstm", forward_only=True)
+    assert refused(ValueError, model, "lstm/hidden_t_all", {"x": (3, 2, 2)}).startswith(
+        "gradcheck: a gradient reaches the output 'lstm/hidden_t_all' of a RecurrentNetwork without a backward step; "
+    )
+
+
 def test_all_that_is_wrong_with_the_values_is_named():
     net, _, shapes = elman()
     values = {"x": np.full((4, 2, 3), np.nan), "w": (3, 3), "v": (1,)}
     assert refused(ValueError, net, "h_tt", values, ["timestep"]) == listed(
         "gradcheck",
-        "net '{}' does not compute 'h_tt'".format(net.Name()),
+        "net '{}' does not compute 'h_tt'; did you mean 'h_t_last'?".format(net.Name()),
         "values has 'v'; the inputs of the net are 'x', 'h0', 'w', 'b'",
         "there is no value for 'h0', 'b'; give an array or a shape in values",
         "'x' has elements that are not finite",

@@ -289,7 +289,7 @@ def nested(innermost_outputs):
         ),
         (
             {"forward_only": True},
-            "a gradient reaches 'b_t_last', outputs of a RecurrentNetwork without a backward step; build it without "
+            "a gradient reaches the output 'b_t_last' of a RecurrentNetwork without a backward step; build it without "
             "forward_only, optimize it after AddGradientOperators, or put StopGradient after it",
         ),
     ],
@@ -521,7 +521,7 @@ def test_gradient_of_a_forward_only_loop():
     loop = Loop()
     outputs = loop.call(forward_only=True)
     assert gradients_refused(loop, list(outputs)) == (
-        "a gradient reaches 'h_t_all', 'h_t_last', outputs of a RecurrentNetwork without a backward step; "
+        "a gradient reaches the outputs 'h_t_all', 'h_t_last' of a RecurrentNetwork without a backward step; "
         "build it without forward_only, optimize it after AddGradientOperators, or put StopGradient after it"
     )
     stopped = loop.net.StopGradient(outputs[0], outputs[0])

@@ -49,12 +49,12 @@ def test_rules_without_a_name(value):
 
 @pytest.mark.parametrize("value, alike", [("lstm_units", "'lstm_unit'"), ("backward_loops", "'backward_loop'")])
 def test_a_name_that_is_nearly_that_of_a_rule(value, alike):
-    expected = "optimize: rules has '{}', which is none; there is {}".format(value, alike)
+    expected = "optimize: '{}' is not a rule; did you mean {}?".format(value, alike)
     assert refused(ValueError, rules=["lstm_unit", value]) == expected
 
 
 def test_a_name_that_is_like_that_of_no_rule():
-    expected = "optimize: rules has 'fastest', which is none; the rules are {}".format(RULES)
+    expected = "optimize: 'fastest' is not a rule; the rules are {}".format(RULES)
     assert refused(ValueError, rules=["lstm_unit", "fastest"]) == expected
 
 
@@ -63,7 +63,7 @@ def test_shapes_of_blobs_that_the_net_does_not_have():
     found = refused(ValueError, shapes={"X": (9, 3, 2), "h0": (3, 4), "c1": (4,)}, rules=["fastest"])
     assert found == listed(
         "optimize",
-        "rules has 'fastest', which is none; the rules are {}".format(RULES),
+        "'fastest' is not a rule; the rules are {}".format(RULES),
         "shapes has 'X', 'c1', which no operator reads or writes; the net reads {}".format(read),
     )
 
@@ -233,4 +233,4 @@ def test_rules_of_install_that_are_none():
 def test_rules_of_install_that_there_are_not():
     with pytest.raises(ValueError) as caught:
         install(optimize=True, rules=["lstm_unit", "fastest"])
-    assert str(caught.value) == "install: rules has 'fastest', which is none; the rules are {}".format(RULES)
+    assert str(caught.value) == "install: 'fastest' is not a rule; the rules are {}".format(RULES)

@@ -615,9 +615,11 @@ def test_inputs_and_outputs_that_do_not_fit():
     model, inputs, outputs = trained(lstm)
     name = model.net.Name()
     text = "net '{}' does not compute the output '{}' outside of its gradient pass"
-    assert refused(ValueError, model, inputs, ["nothing", "lstm/i2h_w", "x_grad", outputs[0]]) == listed(
-        "prediction_net", *(text.format(name, blob) for blob in ("nothing", "lstm/i2h_w", "x_grad"))
-    )
+    unknown = ["nothing", "lstm/hidden_all", "x_grad"]
+    _, *found = refused(ValueError, model, inputs, [*unknown, outputs[0]]).splitlines()
+    assert [line.split("; ")[0] for line in found] == ["  - " + text.format(name, blob) for blob in unknown]
+    assert "; it computes 'lstm/i2h', 'lstm/hidden_t_all', 'lstm/hidden_t_last', " in found[0]
+    assert found[1].endswith("; did you mean 'lstm/hidden_t_all' or 'lstm/hidden_t_last' or 'lstm/cell_t_all'?")
     depend = (
         "prediction_net: the outputs do not depend on the input '{}'; they depend on 'x', 'lstm/i2h_w', 'lstm/i2h_b', "
         "'h0', 'c0', 'lstm/gates_t_w', 'lstm/gates_t_b'"

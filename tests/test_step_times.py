@@ -361,7 +361,7 @@ def test_wrong_arguments():
     assert refused(ValueError, net, runs=0) == "step_times: runs must be 1 or more; got 0"
     assert refused(TypeError, net, runs=True) == "step_times: runs must be a whole number; got True of type bool"
     empty = core.Net("empty")
-    text = "step_times: net '{}' has no RecurrentNetwork operator; its operators are nothing"
+    text = "step_times: net '{}' has no RecurrentNetwork operator; it has no operators"
     assert refused(ValueError, empty) == text.format(empty.Name())
 
 

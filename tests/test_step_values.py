@@ -266,7 +266,7 @@ def test_which_loop():
     assert refused(ValueError, net, loop=-1) == text.format(name, -1, LOOPS)
     assert refused(ValueError, net, loop="z") == text.format(name, "with the output 'z'", LOOPS)
     empty = core.Net("empty")
-    text = "step_values: net '{}' has no RecurrentNetwork operator; its operators are nothing"
+    text = "step_values: net '{}' has no RecurrentNetwork operator; it has no operators"
     assert refused(ValueError, empty, loop=0) == text.format(empty.Name())
 
 

@@ -12,7 +12,7 @@ from caffe2_recurrent.numerical_check.report import GradientReport
 from caffe2_recurrent.numerical_check.roles import read_inputs
 from caffe2_recurrent.numerical_check.settings import Settings, check_settings
 from caffe2_recurrent.numerical_check.values import WORKSPACE, find_values, read_values
-from caffe2_recurrent.problems import Problems, names
+from caffe2_recurrent.problems import Problems, meant, names
 from caffe2_recurrent.scratch_workspace import scratch_workspace
 
 
@@ -96,10 +96,10 @@ def _check_outputs(net: caffe2_pb2.NetDef, outputs: Sequence[str], problems: Pro
         problems.add("net '{}' has gradient operators already; check it before AddGradientOperators", net.name)
     if not outputs:
         problems.add("outputs is empty; name at least one blob that the net computes")
-    written = {blob for operator in net.op for blob in operator.output}
-    unknown = [blob for blob in outputs if blob not in written]
-    if unknown:
-        problems.add("net '{}' does not compute {}", net.name, names(unknown))
+    written = list(dict.fromkeys(blob for operator in net.op for blob in operator.output))
+    for blob in outputs:
+        if blob not in written:
+            problems.add("net '{}' does not compute '{}'; {}", net.name, blob, meant(blob, written, "it computes "))
     check_once("outputs", outputs, problems)
 
 

@@ -46,7 +46,10 @@ class Trial:
             name = net.NextScopedBlob("gradcheck_weight_{}".format(position))
             workspace.FeedBlob(name, weight)
             given[core.BlobReference(output)] = net.AddExternalInput(name)
-        gradients = net.AddGradientOperators(given)
+        try:
+            gradients = net.AddGradientOperators(given)
+        except ValueError as error:
+            raise ValueError("gradcheck: {}".format(error)) from error
         check_gradients(net, gradients)
         for blob, value in self._changed.items():
             workspace.FeedBlob(blob, value)

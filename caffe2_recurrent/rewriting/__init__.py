@@ -5,7 +5,6 @@
 A rule states in its docstring what it looks for and what it puts there, and gives a reason where it may not.
 """
 
-import difflib
 import warnings
 from typing import Any, Iterable, List, Mapping, Optional, Sequence
 
@@ -16,7 +15,7 @@ from caffe2_recurrent.arguments import Blob, is_iterable, read_flag
 from caffe2_recurrent.given_shapes import check_shapes, read_shapes
 from caffe2_recurrent.loop_reading import read_loops
 from caffe2_recurrent.nets import AnyNet, init_net_of, read_net
-from caffe2_recurrent.problems import Problems, given, names
+from caffe2_recurrent.problems import Problems, given, meant
 from caffe2_recurrent.rewriting.passes import rewritten
 from caffe2_recurrent.rewriting.report import Refusal, Report, Rewrite
 from caffe2_recurrent.rewriting.rule import Rule
@@ -113,10 +112,7 @@ def read_rules(rules: Any, types: Problems, values: Problems) -> List[Rule]:
         if not isinstance(rule, str):
             types.add("rules must be a list of names; it has {}", given(rule))
         elif rule not in known:
-            # All names are many, and what is meant is mostly one that looks alike.
-            alike = difflib.get_close_matches(rule, known)
-            choice = "there is " + names(alike) if alike else "the rules are " + names(known, len(known))
-            values.add("rules has '{}', which is none; {}", rule, choice)
+            values.add("'{}' is not a rule; {}", rule, meant(rule, known, "the rules are ", len(known)))
     return [rule for rule in RULES if rule.name in wanted]
 
 

@@ -18,7 +18,7 @@ from caffe2_recurrent.nets import AnyNet, read_net
 from caffe2_recurrent.operator_arguments import integer, nets_of, remove_arguments
 from caffe2_recurrent.operator_arguments import net as net_argument
 from caffe2_recurrent.operators import OPERATOR, copied
-from caffe2_recurrent.problems import Problems, names
+from caffe2_recurrent.problems import Problems, meant, names
 from caffe2_recurrent.serving.dependencies import Access, accesses_of, from_outside, needed_for, outside_of_gradients
 from caffe2_recurrent.wiring import link_arguments
 
@@ -110,9 +110,11 @@ def _check_outputs(
     if not wanted:
         problems.add("outputs is empty")
     written = {blob for access in accesses for blob in access.writes}
+    computed = list(dict.fromkeys(blob for access in accesses for blob in access.operator.output))
     for blob in wanted:
         if blob not in written:
-            problems.add("net '{}' does not compute the output '{}' outside of its gradient pass", net, blob)
+            text = "net '{}' does not compute the output '{}' outside of its gradient pass; {}"
+            problems.add(text, net, blob, meant(blob, computed, "it computes "))
         elif blob in parameters:
             problems.add("the output '{}' is also a parameter: the net reads what its last run has written there", blob)
 
