@@ -285,7 +285,7 @@ def test_a_net_without_a_loop():
     with pytest.raises(ValueError) as caught:
         check_inputs(core.Net("plain").Proto())
     assert str(caught.value).startswith("check_inputs: net 'plain")
-    assert str(caught.value).endswith("' has no loop: no RecurrentNetwork operator")
+    assert str(caught.value).endswith("' has no RecurrentNetwork operator; it has no operators")
 
 
 def test_no_steps_are_right():

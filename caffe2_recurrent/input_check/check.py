@@ -5,6 +5,7 @@ from typing import Dict, Iterable, List, Mapping, Optional
 import numpy as np
 from caffe2.proto import caffe2_pb2
 
+from caffe2_recurrent.chosen_loop import note_no_loops
 from caffe2_recurrent.given_shapes import FED, check_shapes, columns_of
 from caffe2_recurrent.input_check.fed import Fed, is_there, read_fed
 from caffe2_recurrent.input_check.loops import check_loop
@@ -46,7 +47,7 @@ def check_inputs(model_or_net: AnyNet) -> None:
     init_net = init_net_of(model_or_net)
     loops = list(read_loops(net).values())
     if not loops and not any(map(stands_for_loop, net.op)):
-        values.add("net '{}' has no loop: no RecurrentNetwork operator", net.name)
+        note_no_loops("net '{}'".format(net.name), net, values)
         values.raise_if_any()
     states = {state.outer_states for loop in loops for state in loop.states}
     read = [blob for blob in from_outside(accesses_of(net.op)) if blob not in states]
