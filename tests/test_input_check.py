@@ -101,8 +101,9 @@ WRONG = {
     "another number of states": ({"h0": ones(3, D)}, "'h0' " + FORMS + "'x' (5, 2, 3) is of 2 sequences; got (3, 4)"),
     "states of all layers": (
         {"c0": ones(2, N, D)},
-        "'c0' " + FORMS + "more values before step 0 make the outputs longer; got (2, 2, 4); give each layer a blob of "
-        "its own",
+        "'c0' "
+        + FORMS
+        + "steps read the first of several slices alone; got (2, 2, 4); give each layer a blob of its own",
     ),
     "a state without dimensions": ({"h0": ones()}, "'h0' must be [D], [2, D] or [1, 2, D]; got ()"),
     "a state of too many": ({"h0": ones(1, 1, N, D)}, "'h0' must be [4], [2, 4] or [1, 2, 4]; got (1, 1, 2, 4)"),
@@ -137,8 +138,8 @@ def test_everything_is_wrong():
     assert refused(**changes) == listed(
         "check_inputs",
         "'x' (5, 2, 7) and 'lstm/i2h_w' (16, 3), of which FC makes 'lstm/i2h', do not fit: 7 and 3 columns",
-        "'h0' " + FORMS + "a step multiplies it by 'lstm/gates_t_w' (16, 4), as more values before step 0 make the "
-        "outputs longer; got (3, 2, 9); give each layer a blob of its own",
+        "'h0' " + FORMS + "a step multiplies it by 'lstm/gates_t_w' (16, 4), as steps read the first of several "
+        "slices alone; got (3, 2, 9); give each layer a blob of its own",
         "'c0' " + BY_UNIT + "(7,)",
         LENGTHS + "float64 (1,); feed it as value.astype(np.int32)",
     )

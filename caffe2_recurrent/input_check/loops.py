@@ -113,7 +113,7 @@ def _check_states(loop: Loop, known: Shapes, states: Mapping[str, Size], run: Op
         if run is not None and len(shape) > 1 and shape[-2] != run.sequences:
             reasons.append("as {} is of {} sequences".format(run.shown, run.sequences))
         if len(shape) == 3 and shape[0] != 1:
-            reasons.append("as more values before step 0 make the outputs longer")
+            reasons.append("as steps read the first of several slices alone")
             hint = "; give each layer a blob of its own"
         if reasons or not 1 <= len(shape) <= 3:
             forms = "[{1}], [{0}, {1}] or [1, {0}, {1}]".format(sequences, elements)
