@@ -10,6 +10,7 @@ from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 from caffe2.proto import caffe2_pb2
 from caffe2.python import workspace
 
+from caffe2_recurrent import workspace_blobs
 from caffe2_recurrent.loop import INITIAL, Loop, laid_out_when_changed, stands_for_loop
 from caffe2_recurrent.operator_arguments import integers, string, strings
 from caffe2_recurrent.operator_arguments import net as net_argument
@@ -114,23 +115,13 @@ def shapes_of_inputs(
     """Those of what the net reads from outside: as they were given, or are in the workspace, or will be."""
     # What the net makes may still be there from a run with other sizes. What it updates, it reads first.
     inputs = read_before_written(net.op)
-    shapes = {blob: _shape_in_workspace(blob) for blob in inputs if blob not in given_shapes}
+    shapes = {blob: workspace_blobs.shape(blob) for blob in inputs if blob not in given_shapes}
     known = {blob: shape for blob, shape in shapes.items() if shape is not None}
     return {**parameters, **known, **given_shapes}
 
 
 def _transposed(shape: Shape, axes: Sequence[int]) -> Shape:
     return tuple(shape[axis] for axis in axes) if axes else shape[::-1]
-
-
-def _shape_in_workspace(blob: str) -> Optional[Shape]:
-    if not workspace.HasBlob(blob):
-        return None
-    try:
-        return tuple(int(size) for size in workspace.FetchBlob(blob).shape)
-    except (AttributeError, RuntimeError, TypeError):
-        # No tensor, or none that has been filled.
-        return None
 
 
 def _through_loops(net: caffe2_pb2.NetDef, known: Mapping[str, Shape]) -> Dict[str, Shape]:

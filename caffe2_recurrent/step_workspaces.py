@@ -8,7 +8,7 @@ import functools
 import operator
 import re
 import warnings
-from typing import Any, Counter, FrozenSet, List, Optional, Sequence, Tuple
+from typing import Any, Counter, FrozenSet, List, Sequence, Tuple
 
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core, workspace
@@ -20,6 +20,7 @@ from caffe2_recurrent.loop_reading import read_loops
 from caffe2_recurrent.nets import AnyNet, read_net
 from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.problems import Problems, given, names
+from caffe2_recurrent.workspace_blobs import shape
 
 # Without a backward step, steps take turns in this many workspaces; the executor works on several steps at once.
 # Source: caffe2/operators/rnn/recurrent_network_op.h.
@@ -102,7 +103,7 @@ def has_run(loop: Loop) -> bool:
     if not workspace.HasBlob(blob) or b"ScratchWorkspaces" not in bytes(workspace.FetchBlob(blob)):
         return False
     outputs = [alias for alias in loop.aliases if alias.offset >= 0]
-    shapes = [(_shape(alias.outer_states), _shape(alias.outer_output), alias.offset) for alias in outputs]
+    shapes = [(shape(alias.outer_states), shape(alias.outer_output), alias.offset) for alias in outputs]
     return all(
         states is not None
         and output is not None
@@ -113,7 +114,7 @@ def has_run(loop: Loop) -> bool:
 
 def steps_of_last_run(loop: Loop) -> int:
     """T of a loop that has run, by the states: the sequence may have been fed anew since."""
-    states, initial = (_shape(outer) for outer in loop.states[0])
+    states, initial = (shape(outer) for outer in loop.states[0])
     assert states is not None
     return states[0] - (initial[0] if initial is not None and len(initial) == 3 else 1)
 
@@ -176,11 +177,5 @@ def _fetch(workspaces: str, prefix: str, listing: str) -> List[bytes]:
     return fetched
 
 
-def _shape(outer: str) -> Optional[Tuple[int, ...]]:
-    """None if there is no such tensor. After a failed run its content may be gone, so that is not looked at."""
-    blob = workspace.C.Workspace.current.blobs.get(outer)
-    return tuple(blob.tensor().shape) if blob is not None and blob.is_tensor() else None
-
-
-def _elements(shape: Tuple[int, ...]) -> int:
-    return functools.reduce(operator.mul, shape, 1)
+def _elements(sizes: Tuple[int, ...]) -> int:
+    return functools.reduce(operator.mul, sizes, 1)

@@ -10,6 +10,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 import numpy as np
 from caffe2.python import workspace
 
+from caffe2_recurrent import workspace_blobs
 from caffe2_recurrent.arguments import Blob, is_blob
 from caffe2_recurrent.problems import Problems, given, names
 
@@ -101,14 +102,14 @@ def _current_shape(blob: Blob, problems: Problems) -> Optional[Tuple[int, ...]]:
     if not workspace.HasBlob(str(blob)):
         problems.add("blob '{}' is not in the workspace; run the model's param_init_net first", blob)
         return None
-    value = workspace.FetchBlob(str(blob))
-    if not isinstance(value, np.ndarray):
+    shape = workspace_blobs.shape(str(blob))
+    if shape is None:
         problems.add("blob '{}' holds no tensor; run the model's param_init_net first", blob)
         return None
-    if not value.shape or value.shape[0] % len(GATES):
-        problems.add("blob '{}' has shape {}, which is not that of four gates", blob, list(value.shape))
+    if not shape or shape[0] % len(GATES):
+        problems.add("blob '{}' has shape {}, which is not that of four gates", blob, list(shape))
         return None
-    return value.shape
+    return shape
 
 
 def _check_sides(lstm_pblobs: Mapping[str, Any], param_values: Mapping[str, Any], problems: Problems) -> None:

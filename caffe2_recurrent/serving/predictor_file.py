@@ -12,6 +12,7 @@ from caffe2.python.predictor_constants import predictor_constants
 from caffe2_recurrent.files import read_path, replacing
 from caffe2_recurrent.problems import Problems, given, names
 from caffe2_recurrent.serving.dependencies import accesses_of, from_outside
+from caffe2_recurrent.workspace_blobs import is_tensor
 
 
 def save_predictor(path: Union[str, "os.PathLike[str]"], meta: predictor_exporter.PredictorExportMeta) -> None:
@@ -66,17 +67,12 @@ def _check_meta(meta: predictor_exporter.PredictorExportMeta, problems: Problems
     not_made = [blob for blob in meta.outputs if not any(blob in access.writes for access in accesses)]
     if not_made:
         problems.add("the net does not compute the outputs {}", names(not_made))
-    no_tensors = [blob for blob in meta.parameters if not _is_tensor(blob)]
+    no_tensors = [blob for blob in meta.parameters if not is_tensor(blob)]
     if no_tensors:
         problems.add("there are no values in the workspace for the parameters {}", names(no_tensors))
-    shapeless = [blob for blob in meta.inputs + meta.outputs if blob not in meta.shapes and not _is_tensor(blob)]
+    shapeless = [blob for blob in meta.inputs + meta.outputs if blob not in meta.shapes and not is_tensor(blob)]
     if shapeless:
         problems.add("run the net once, or give shapes: nothing is known of the shape of {}", names(shapeless))
-
-
-def _is_tensor(blob: str) -> bool:
-    # Fetched, a blob that holds no tensor is a description of its type.
-    return workspace.HasBlob(blob) and not isinstance(workspace.FetchBlob(blob), (bytes, str))
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import numpy as np
 from caffe2.proto import caffe2_pb2
 from caffe2.python import workspace
 
+from caffe2_recurrent import workspace_blobs
 from caffe2_recurrent.operator_arguments import integer, integers, string
 from caffe2_recurrent.operators import LINK
 from caffe2_recurrent.sizes import Shape
@@ -50,9 +51,7 @@ Rule = Callable[[caffe2_pb2.OperatorDef, Tensors], Optional[Tensor]]
 
 def kind_in_workspace(blob: str) -> np.dtype:
     """The element type of a blob; float32, as parameters are, where the workspace does not say."""
-    found: Optional[np.dtype] = None
-    if workspace.HasBlob(blob):
-        found = getattr(workspace.FetchBlob(blob), "dtype", None)
+    found = workspace_blobs.kind(blob)
     return found if found is not None and found in CAFFE2_TYPES else FLOAT
 
 
