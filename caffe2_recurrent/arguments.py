@@ -14,7 +14,7 @@ import numbers
 import sys
 import warnings
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple, TypeVar, Union, cast
+from typing import Any, Callable, Collection, Dict, FrozenSet, List, Optional, Sequence, Tuple, TypeVar, Union, cast
 
 import numpy as np
 from caffe2.python import core
@@ -102,6 +102,12 @@ def outer_name(blob: Blob) -> str:
     return core.ScopedName(blob) if isinstance(blob, str) and blob else str(blob)
 
 
+def known_name(blob: Blob, known: Collection[str]) -> str:
+    """The name as written, unless only the one under the current `NameScope` is `known`."""
+    name, scoped = str(blob), outer_name(blob)
+    return scoped if name not in known and scoped in known else name
+
+
 def read_outputs_with_grads(value: Any, problems: Problems) -> Optional[Tuple[int, ...]]:
     """The positions in `outputs_with_grads`, or None for 'auto'."""
     if isinstance(value, str) and value == AUTO:
@@ -154,11 +160,7 @@ class _Reader:
             self._inner_names = frozenset(proto.external_input).union(written)
 
     def inner(self, blob: Blob) -> str:
-        name = str(blob)
-        scoped = core.ScopedName(name)
-        if isinstance(blob, str) and name not in self._inner_names and scoped in self._inner_names:
-            return scoped
-        return name
+        return known_name(blob, self._inner_names)
 
     def pairs(self, role: str, value: Any, sizes_allowed: bool = False) -> Tuple[Tuple[str, str], ...]:
         if not self._is_list(role, value, "(step-net blob, outer blob) pairs"):

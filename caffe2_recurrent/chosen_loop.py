@@ -1,10 +1,11 @@
 """Which loop of a net a caller means."""
 
+import itertools
 from typing import Any, Optional, Sequence, Union
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.arguments import Blob, is_blob, is_integer, outer_name
+from caffe2_recurrent.arguments import Blob, is_blob, is_integer, known_name
 from caffe2_recurrent.loop import Loop, stands_for_loop
 from caffe2_recurrent.loop_reading import read_loops
 from caffe2_recurrent.nets import read_net
@@ -63,8 +64,8 @@ def find_loop(name: str, outputs: Sequence[Sequence[str]], loop: Union[int, Blob
     if is_integer(loop):
         found = [position for position in range(len(outputs)) if position == loop]
     else:
-        wanted = (str(loop), outer_name(loop))
-        found = [position for blob in wanted for position, blobs in enumerate(outputs) if blob in blobs]
+        wanted = known_name(loop, set(itertools.chain.from_iterable(outputs)))
+        found = [position for position, blobs in enumerate(outputs) if wanted in blobs]
     if not found:
         shown = str(loop) if is_integer(loop) else "with the output '{}'".format(loop)
         values.add("{} has no loop {}; it has {}", name, shown, _listed(outputs))

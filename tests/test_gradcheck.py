@@ -255,6 +255,20 @@ def test_what_is_no_part_of_a_loop_is_an_input():
     }
 
 
+def test_names_under_the_current_scope():
+    step_net = core.Net("scope_step")
+    x_t, h_prev = step_net.AddExternalInputs("x_t", "h_prev")
+    step_net.Tanh(step_net.Sum([x_t, h_prev], "z"), "h_t")
+    net = core.Net("scoped")
+    shapes = {"x": (3, 2, 4), "outside": (2, 4), "h0": (2, 4)}
+    with core.NameScope("n"):
+        h_all, *_ = recurrent_net(net, step_net, [(x_t, "x")], [(h_prev, "h0")], {h_prev: "h_t"})
+        net.Mul([core.BlobReference(str(h_all)), core.BlobReference("outside")], ["y"], broadcast=1)
+        report = gradcheck(net, "y", shapes, blobs=["x", "outside", "n/h0"])
+        assert sorted(check.blob for check in report.checks) == ["n/h0", "n/x", "outside"]
+        assert "net 'scoped' does not compute 'none'; it computes " in refused(ValueError, net, "none", shapes)
+
+
 def test_of_large_blobs_some_elements_are_drawn():
     net, (h_all, _), shapes = elman()
     report = gradcheck(net, h_all, shapes, most_elements=5)

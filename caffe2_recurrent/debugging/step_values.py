@@ -10,9 +10,8 @@ from typing import Dict, FrozenSet, Iterable, List, Optional, Union
 
 import numpy as np
 from caffe2.proto import caffe2_pb2
-from caffe2.python import core
 
-from caffe2_recurrent.arguments import Blob, is_blob, read_blobs
+from caffe2_recurrent.arguments import Blob, is_blob, known_name, read_blobs
 from caffe2_recurrent.blob_names import LINKED, SHARED
 from caffe2_recurrent.chosen_loop import AnyLoop, choose_loop
 from caffe2_recurrent.debugging.step_blobs import StepBlobs, step_blobs
@@ -55,7 +54,7 @@ def step_values(
         reader = _Reader(chosen, steps)
         if wanted is None:
             return {blob: np.stack(steps.arrays(blob)) for blob in reader.blobs if reader.refusal(blob) is None}
-        inner = {blob: reader.inner_name(blob) for blob in wanted}
+        inner = {blob: known_name(blob, reader.blobs) for blob in wanted}
         for refusal in map(reader.refusal, inner.values()):
             if refusal is not None:
                 values.add("{}", refusal)
@@ -72,10 +71,6 @@ class _Reader:
         linked = [link.inner for link in loop.links]
         self.blobs = list(dict.fromkeys([loop.timestep, *linked, *_written(loop.operators)]))
         self._overwritten = _overwritten(loop)
-
-    def inner_name(self, blob: str) -> str:
-        scoped = core.ScopedName(blob)
-        return scoped if blob not in self.blobs and scoped in self.blobs else blob
 
     def refusal(self, blob: str) -> Optional[str]:
         """Why `blob` has no value of its own in each step, or None."""

@@ -1,11 +1,11 @@
 """`gradcheck`: the gradients of a net beside numerical ones, element by element."""
 
-from typing import Any, List, Mapping, Optional, Sequence, Union
+from typing import Any, Collection, List, Mapping, Optional, Sequence, Union
 
 import numpy as np
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.arguments import Blob, check_once, read_blobs
+from caffe2_recurrent.arguments import Blob, check_once, known_name, read_blobs
 from caffe2_recurrent.nets import AnyNet, init_net_of, read_net
 from caffe2_recurrent.numerical_check.comparison import compare
 from caffe2_recurrent.numerical_check.report import GradientReport
@@ -79,8 +79,14 @@ def gradcheck(
     types.raise_if_any(TypeError)
     problems.raise_if_any()
     assert proto is not None
-    _check_outputs(proto, wanted_outputs, problems)
-    found = find_values(read_inputs(proto), given_values, init_net_of(model_or_net), seed, problems)
+    inputs = read_inputs(proto)
+    written = list(dict.fromkeys(blob for operator in proto.op for blob in operator.output))
+    wanted_outputs = [known_name(blob, written) for blob in wanted_outputs]
+    if wanted_blobs is not None:
+        wanted_blobs = [known_name(blob, inputs) for blob in wanted_blobs]
+    given_values = {known_name(blob, inputs): value for blob, value in given_values.items()}
+    _check_outputs(proto, written, wanted_outputs, problems)
+    found = find_values(inputs, given_values, init_net_of(model_or_net), seed, problems)
     chosen = _choose(found, wanted_blobs, problems)
     _check_step(found, chosen, step, problems)
     problems.raise_if_any()
@@ -91,12 +97,13 @@ def gradcheck(
     return report
 
 
-def _check_outputs(net: caffe2_pb2.NetDef, outputs: Sequence[str], problems: Problems) -> None:
+def _check_outputs(
+    net: caffe2_pb2.NetDef, written: Collection[str], outputs: Sequence[str], problems: Problems
+) -> None:
     if any(operator.is_gradient_op for operator in net.op):
         problems.add("net '{}' has gradient operators already; check it before AddGradientOperators", net.name)
     if not outputs:
         problems.add("outputs is empty; name at least one blob that the net computes")
-    written = list(dict.fromkeys(blob for operator in net.op for blob in operator.output))
     for blob in outputs:
         if blob not in written:
             problems.add("net '{}' does not compute '{}'; {}", net.name, blob, meant(blob, written, "it computes "))

@@ -12,7 +12,7 @@ from typing import Iterable, Iterator, List, NamedTuple, Sequence, Union
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
-from caffe2_recurrent.arguments import Blob, check_once, read_blobs
+from caffe2_recurrent.arguments import Blob, check_once, known_name, read_blobs
 from caffe2_recurrent.loop import BACKWARD, stands_for_loop
 from caffe2_recurrent.nets import AnyNet, read_net
 from caffe2_recurrent.operator_arguments import integer, nets_of, remove_arguments
@@ -69,7 +69,8 @@ def prediction_net(
     types.raise_if_any(TypeError)
     assert proto is not None
     accesses = accesses_of(outside_of_gradients(proto))
-    fed, wanted = (_as_known_there(blobs, accesses) for blobs in (fed, wanted))
+    known = {blob for access in accesses for blob in access.reads + access.writes}
+    fed, wanted = ([known_name(blob, known) for blob in blobs] for blobs in (fed, wanted))
     kept = needed_for(accesses, fed, wanted)
     outside = from_outside(kept)
     parameters = [blob for blob in outside if blob not in fed]
@@ -88,12 +89,6 @@ def prediction_net(
     net.Proto().external_input.extend([*fed, *parameters])
     net.Proto().external_output.extend(wanted)
     return Prediction(net, [core.BlobReference(blob) for blob in parameters])
-
-
-def _as_known_there(blobs: Sequence[str], accesses: Sequence[Access]) -> List[str]:
-    known = {blob for access in accesses for blob in access.reads + access.writes}
-    scoped = [core.ScopedName(blob) for blob in blobs]
-    return [blob if blob in known or full not in known else full for blob, full in zip(blobs, scoped)]
 
 
 def _check_inputs(fed: Sequence[str], outside: Sequence[str], problems: Problems) -> None:
