@@ -67,9 +67,10 @@ class Backward:
     blobs: Tuple[str, ...]
     shared_blobs: Tuple[str, ...]
 
-    def parameters(self, step_net: StepNet) -> List[str]:
+    @property
+    def parameters(self) -> List[str]:
         """The references that have a gradient, in the order of the operator's inputs."""
-        return [blob for blob in step_net.references if blob in self.gradients]
+        return [blob for blob in self.step_net.references if blob in self.gradients]
 
 
 def derive_backward(
@@ -134,17 +135,17 @@ def _check_gradients_of_loops_within(step_net: StepNet, derived: StepGradients, 
             )
 
 
-def backward_links(step_net: StepNet, backward: Backward, outer: Sequence[OuterState]) -> List[Link]:
+def backward_links(backward: Backward, outer: Sequence[OuterState]) -> List[Link]:
     """`<output>_grad` -> slice t + 1 and the state input's gradient -> slice t of `<states>_grad`; sequence's -> t."""
     if backward.net is None:
         return []
     links = []
-    for state, blobs in zip(step_net.states, outer):
+    for state, blobs in zip(backward.step_net.states, outer):
         outer_grad = gradient_name(blobs.states)
         # The executor finds the step's successor in time by offset 1 standing before offset 0.
         links.append(Link(gradient_name(state.inner_output), outer_grad, 1))
         links.append(Link(backward.gradients[state.inner_input], outer_grad, 0))
-    for outer_sequence, (first, *_) in step_net.outer_sequences.items():
+    for outer_sequence, (first, *_) in backward.step_net.outer_sequences.items():
         links.append(Link(backward.gradients[first], gradient_name(outer_sequence), 0))
     return links
 

@@ -23,7 +23,6 @@ from caffe2_recurrent.backward import Backward
 from caffe2_recurrent.operators import GRADIENT_OPERATOR, OPERATOR, gradient_name, operator_beside
 from caffe2_recurrent.problems import Problems, names
 from caffe2_recurrent.sparse_gradients import dense_operators
-from caffe2_recurrent.step_net import StepNet
 from caffe2_recurrent.wiring import own_prefix
 
 POSITIONS = "outputs_with_grads"
@@ -31,9 +30,9 @@ PYTHON_POSITIONS = "python_outputs_with_grads"
 SEQUENCE_GRADIENTS = "sequence_gradients"
 
 
-def gradient_arguments(step_net: StepNet, backward: Backward, positions: Optional[Tuple[int, ...]]) -> Dict[str, Any]:
+def gradient_arguments(backward: Backward, positions: Optional[Tuple[int, ...]]) -> Dict[str, Any]:
     """The arguments that say which outputs pass gradients back; `positions` is None for 'auto'."""
-    sequences = step_net.outer_sequences
+    sequences = backward.step_net.outer_sequences
     if positions is not None and len(sequences) == 1 and backward.net is not None:
         return {POSITIONS: list(positions)}
     flags = [int(not backward.with_gradient.isdisjoint(seen_as)) for seen_as in sequences.values()]

@@ -125,7 +125,7 @@ def _check_apart(
     if request.net is not request.cell_net:
         apart.check_step(request.net, step_net, remedy, problems)
     if backward is not None:
-        parameters = [backward.gradients[blob] for blob in backward.parameters(step_net)]
+        parameters = [backward.gradients[blob] for blob in backward.parameters]
         apart.check_step_gradients(request.net, step_net, backward.blobs, parameters, remedy, problems)
     if not problems:
         apart.check_made(step_net, made, problems)
@@ -185,7 +185,7 @@ def _add_operator(
     given.update(wiring.link_arguments("link", wiring.forward_links(step_net, outer)))
     given.update(wiring.alias_arguments(found))
     if backward is not None:
-        given.update(_backward_arguments(request, step_net, backward, outer, inputs))
+        given.update(_backward_arguments(request, backward, outer, inputs))
     outputs = _produced(scope, outer)
     # A net copies each argument three times on its way into an operator; step nets are large, so they follow by
     # themselves, but for immediate mode, which runs the operator as it is made.
@@ -197,8 +197,8 @@ def _add_operator(
         **given,
     )
     operator = net.Proto().op[-1]
-    for name, step_net in large.items():
-        operator.arg.add(name=name).n.CopyFrom(step_net)
+    for name, proto in large.items():
+        operator.arg.add(name=name).n.CopyFrom(proto)
     return tuple(results[:-1])
 
 
@@ -207,19 +207,15 @@ def _inputs(step_net: StepNet, backward: Optional[Backward]) -> List[str]:
 
     Of the gradients that belong to several positions of one blob Caffe2 takes the last one, even if there is none.
     """
-    other_roles = step_net.outer_inputs[: -len(step_net.references) or None]
-    parameters = frozenset(backward.parameters(step_net) if backward is not None else step_net.references)
+    other_roles = step_net.outer_sources
+    parameters = frozenset(backward.parameters if backward is not None else step_net.references)
     return other_roles + [blob for blob in step_net.references if blob in parameters or blob not in other_roles]
 
 
 def _backward_arguments(
-    request: Request,
-    step_net: StepNet,
-    backward: Backward,
-    outer: Sequence[wiring.OuterState],
-    inputs: Sequence[str],
+    request: Request, backward: Backward, outer: Sequence[wiring.OuterState], inputs: Sequence[str]
 ) -> Dict[str, Any]:
-    parameters = backward.parameters(step_net)
+    parameters = backward.parameters
     position = {blob: index for index, blob in enumerate(inputs)}
     given: Dict[str, Any] = {
         "param": [position[blob] for blob in parameters],
@@ -228,8 +224,8 @@ def _backward_arguments(
     }
     if backward.net is not None:
         given["backward_step_net"] = backward.net
-    given.update(wiring.link_arguments("backward_link", backward_links(step_net, backward, outer)))
-    given.update(gradient_arguments(step_net, backward, request.outputs_with_grads))
+    given.update(wiring.link_arguments("backward_link", backward_links(backward, outer)))
+    given.update(gradient_arguments(backward, request.outputs_with_grads))
     return given
 
 

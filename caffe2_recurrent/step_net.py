@@ -65,9 +65,14 @@ class StepNet:
         return found
 
     @property
+    def outer_sources(self) -> List[str]:
+        """What the caller names of the outer net: sequences, initial values."""
+        return [*self.outer_sequences, *(state.outer_initial for state in self.states)]
+
+    @property
     def outer_inputs(self) -> List[str]:
         """The inputs of the operator in the engine's order: sequences, initial values, references."""
-        return [*self.outer_sequences, *(state.outer_initial for state in self.states), *self.references]
+        return [*self.outer_sources, *self.references]
 
     def with_copies(self, copies: Mapping[int, Tuple[str, str]]) -> "StepNet":
         """One that copies, in front of the operators at these positions, a blob to another."""
@@ -162,7 +167,7 @@ def _check_inputs(step_net: StepNet, request: Request, problems: Problems) -> No
         problems.add("inputs is empty; the number of steps comes from a sequence, so at least one is needed")
     if not step_net.states:
         problems.add("initial_cell_inputs is empty; the outputs are those of the states, so at least one is needed")
-    for blob in step_net.outer_inputs[: len(step_net.outer_sequences) + len(step_net.states)]:
+    for blob in step_net.outer_sources:
         if not blob:
             problems.add("inputs or initial_cell_inputs has an outer blob with an empty name")
     declared = frozenset(step_net.proto.external_input)
