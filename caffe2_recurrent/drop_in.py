@@ -192,7 +192,7 @@ def _modules() -> List[Tuple[ModuleType, Iterable[str]]]:
 
 
 def _ours(names: Iterable[str]) -> Iterator[Tuple[str, Any]]:
-    return ((name, getattr(caffe2_recurrent, name)) for name in names if hasattr(caffe2_recurrent, name))
+    return ((name, getattr(caffe2_recurrent, name)) for name in names)
 
 
 def _is_old(theirs: Any, ours: Any) -> bool:

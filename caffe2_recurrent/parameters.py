@@ -13,13 +13,6 @@ from caffe2_recurrent.problems import Problems
 from caffe2_recurrent.transaction import all_or_nothing
 
 
-class FCParameters(NamedTuple):
-    """Weights `[dim_out, dim_in]` and biases `[dim_out]` of a fully connected layer."""
-
-    weights: core.BlobReference
-    biases: core.BlobReference
-
-
 class ParameterSpec(NamedTuple):
     """A parameter to be: name under the current scope, shape, the operator that fills it, and its tag if any."""
 

@@ -70,14 +70,6 @@ def test_what_is_no_name_of_ours_stays():
     assert recurrent.core is core and recurrent.workspace is workspace
 
 
-def test_a_name_that_we_do_not_have_is_left_alone(monkeypatch):
-    monkeypatch.delattr(caffe2_recurrent, "retrieve_step_blobs")
-    monkeypatch.delattr(caffe2_recurrent, "MILSTM")
-    install()
-    assert recurrent.retrieve_step_blobs is CAFFE2S["retrieve_step_blobs"]
-    assert not hasattr(recurrent, "MILSTM")
-
-
 def test_the_module_is_imported_where_nobody_has_yet(monkeypatch):
     monkeypatch.delitem(sys.modules, "caffe2.python.recurrent")
     monkeypatch.delattr(importlib.import_module("caffe2.python"), "recurrent")
