@@ -9,6 +9,7 @@ from caffe2.python.model_helper import ModelHelper
 
 from caffe2_recurrent.cudnn_machine import OPERATOR as CUDNN_OPERATOR
 from caffe2_recurrent.gradient_maker import POSITIONS, PYTHON_POSITIONS
+from caffe2_recurrent.operator_arguments import argument
 from caffe2_recurrent.operators import GRADIENT_OPERATOR, OPERATOR, gradient_name, is_backward_of
 from caffe2_recurrent.problems import Problems, given, names
 
@@ -61,20 +62,16 @@ def check_gradients(net: Union[ModelHelper, core.Net], gradients: Optional[Mappi
     problems.raise_if_any()
 
 
-def _argument(operator: caffe2_pb2.OperatorDef, name: str) -> Optional[caffe2_pb2.Argument]:
-    return next((argument for argument in operator.arg if argument.name == name), None)
-
-
 def _check_dropped(
     operator: caffe2_pb2.OperatorDef,
     backward: Optional[caffe2_pb2.OperatorDef],
     gradients: Dict[str, Any],
     problems: Problems,
 ) -> None:
-    if _argument(operator, PYTHON_POSITIONS) is not None and _argument(operator, BACKWARD_STEP) is None:
+    if argument(operator, PYTHON_POSITIONS) is not None and argument(operator, BACKWARD_STEP) is None:
         # Nothing in the step has a gradient.
         return
-    listed = _argument(backward, POSITIONS) if backward is not None else None
+    listed = argument(backward, POSITIONS) if backward is not None else None
     positions: List[int] = list(listed.ints) if listed is not None else []
     for position, output in enumerate(operator.output[:-1]):
         if output in gradients and position not in positions:
@@ -99,11 +96,11 @@ def _check_last_states(operator: caffe2_pb2.OperatorDef, gradients: Dict[str, An
 
 
 def _check_misplaced(backward: caffe2_pb2.OperatorDef, problems: Problems) -> None:
-    positions = _argument(backward, POSITIONS)
+    positions = argument(backward, POSITIONS)
     # The first sequence, or a blob of its shape that stands for it in an optimised loop.
     sequence = backward.input[len(positions.ints) if positions is not None else 0]
     name = gradient_name(sequence)
-    renamed = _argument(backward, name + ".rename")
+    renamed = argument(backward, name + ".rename")
     written = renamed.s.decode() if renamed is not None else name
     if backward.output[0] != written:
         problems.add(
@@ -118,8 +115,8 @@ def _check_misplaced(backward: caffe2_pb2.OperatorDef, problems: Problems) -> No
 
 
 def _check_shared_names(net: core.Net, backward: caffe2_pb2.OperatorDef, problems: Problems) -> None:
-    step = _argument(backward, BACKWARD_STEP)
-    parameters = _argument(backward, "param_grads")
+    step = argument(backward, BACKWARD_STEP)
+    parameters = argument(backward, "param_grads")
     # The engine renames the gradients of parameters within the step.
     engines = {name.decode() for name in parameters.strings} if parameters is not None else set()
     own = {blob for operator in (step.n.op if step is not None else ()) for blob in operator.output} - engines

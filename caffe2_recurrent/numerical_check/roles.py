@@ -1,11 +1,12 @@
 """What the inputs of a net are to its loops."""
 
-from typing import Dict, List, Tuple
+from typing import Dict, Tuple
 
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.loop_reading import read_loops
+from caffe2_recurrent.operators import read_before_written
 
 INPUT = "input"
 
@@ -14,11 +15,7 @@ def read_inputs(net: caffe2_pb2.NetDef) -> Tuple[str, ...]:
     """The blobs that must be there before the net runs, in the order in which it reads them."""
     # The engine makes the states; an operator may read one by name all the same.
     made = {state.outer_states for loop in read_loops(net).values() for state in loop.states}
-    needed: List[str] = []
-    for operator in net.op:
-        needed.extend(blob for blob in operator.input if blob not in made)
-        made.update(operator.output)
-    return tuple(dict.fromkeys(needed))
+    return tuple(blob for blob in read_before_written(net.op) if blob not in made)
 
 
 def read_roles(net: caffe2_pb2.NetDef) -> Dict[str, str]:

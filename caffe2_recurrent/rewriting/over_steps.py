@@ -37,13 +37,11 @@ def of_forward(loop: Loop, inner: str) -> Union[OverSteps, str]:
         return OverSteps(lambda sized: _slice(loop, link) if link.outer in states else link.outer)
     if inner in loop.shared or dataflow.writer(loop.gradient.operators, inner) is not None:
         return "'{}' is not kept, but computed again in the backward pass".format(inner)
-    position = dataflow.writer(loop.operators, inner)
-    if position is None:
+    if dataflow.writer(loop.operators, inner) is None:
         return "'{}' is no blob of the step".format(inner)
-    if _is_name_of_several(loop.operators, inner):
-        return "'{}' is the name of several values of the step, which may be of different sizes".format(inner)
-    if loop.operators[position].type == "ATen":
-        return "'{}' is written by ATen, which cannot write to a slice of an outer blob".format(inner)
+    refusal = _why_not_linked(loop.operators, inner, "the step")
+    if refusal is not None:
+        return refusal
 
     def take(sized: Callable[[], str]) -> str:
         link = loop.add_buffer(inner, sized())
@@ -69,13 +67,11 @@ def of_gradient(loop: Loop, inner: str, before: int) -> Union[OverSteps, str]:
         if link.offset == 0:
             return "'{}' is the gradient of a state, which other steps add to".format(inner)
         return OverSteps(lambda sized: _slice(loop, link))
-    position = dataflow.writer(gradient.operators, inner)
-    if position is None:
+    if dataflow.writer(gradient.operators, inner) is None:
         return "'{}' is not computed by the backward step".format(inner)
-    if _is_name_of_several(gradient.operators, inner):
-        return "'{}' is the name of several values of the backward step, which may be of different sizes".format(inner)
-    if gradient.operators[position].type == "ATen":
-        return "'{}' is written by ATen, which cannot write to a slice of an outer blob".format(inner)
+    refusal = _why_not_linked(gradient.operators, inner, "the backward step")
+    if refusal is not None:
+        return refusal
 
     def take(sized: Callable[[], str]) -> str:
         assert gradient is not None
@@ -89,9 +85,15 @@ def of_gradient(loop: Loop, inner: str, before: int) -> Union[OverSteps, str]:
     return OverSteps(take)
 
 
-def _is_name_of_several(operators: Sequence[caffe2_pb2.OperatorDef], blob: str) -> bool:
-    """A blob that is linked can have one size only. Operators in place keep it."""
-    return sum(blob not in operators[position].input for position in dataflow.writers(operators, blob)) > 1
+def _why_not_linked(operators: Sequence[caffe2_pb2.OperatorDef], blob: str, step: str) -> Optional[str]:
+    """Why what `operators` write to `blob` cannot be written to slices of a buffer, or None."""
+    writers = [operators[position] for position in dataflow.writers(operators, blob)]
+    # A blob that is linked can have one size only. Operators in place keep it.
+    if sum(blob not in writer.input for writer in writers) > 1:
+        return "'{}' is the name of several values of {}, which may be of different sizes".format(blob, step)
+    if writers[-1].type == "ATen":
+        return "'{}' is written by ATen, which cannot write to a slice of an outer blob".format(blob)
+    return None
 
 
 def vector_along(loop: Loop, outer: str, axis: int, dimensions: int) -> str:
