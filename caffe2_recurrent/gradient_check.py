@@ -9,11 +9,9 @@ from caffe2.python.model_helper import ModelHelper
 
 from caffe2_recurrent.cudnn_machine import OPERATOR as CUDNN_OPERATOR
 from caffe2_recurrent.gradient_maker import POSITIONS, PYTHON_POSITIONS
-from caffe2_recurrent.operator_arguments import argument
+from caffe2_recurrent.operator_arguments import BACKWARD_STEP_NET, PARAMETER_GRADIENTS, RENAMED, argument
 from caffe2_recurrent.operators import GRADIENT_OPERATOR, OPERATOR, gradient_name, is_backward_of
 from caffe2_recurrent.problems import Problems, given, names
-
-BACKWARD_STEP = "backward_step_net"
 
 
 def check_gradients(net: Union[ModelHelper, core.Net], gradients: Optional[Mapping[Any, Any]] = None) -> None:
@@ -68,7 +66,7 @@ def _check_dropped(
     gradients: Dict[str, Any],
     problems: Problems,
 ) -> None:
-    if argument(operator, PYTHON_POSITIONS) is not None and argument(operator, BACKWARD_STEP) is None:
+    if argument(operator, PYTHON_POSITIONS) is not None and argument(operator, BACKWARD_STEP_NET) is None:
         # Nothing in the step has a gradient.
         return
     listed = argument(backward, POSITIONS) if backward is not None else None
@@ -100,7 +98,7 @@ def _check_misplaced(backward: caffe2_pb2.OperatorDef, problems: Problems) -> No
     # The first sequence, or a blob of its shape that stands for it in an optimised loop.
     sequence = backward.input[len(positions.ints) if positions is not None else 0]
     name = gradient_name(sequence)
-    renamed = argument(backward, name + ".rename")
+    renamed = argument(backward, name + RENAMED)
     written = renamed.s.decode() if renamed is not None else name
     if backward.output[0] != written:
         problems.add(
@@ -115,8 +113,8 @@ def _check_misplaced(backward: caffe2_pb2.OperatorDef, problems: Problems) -> No
 
 
 def _check_shared_names(net: core.Net, backward: caffe2_pb2.OperatorDef, problems: Problems) -> None:
-    step = argument(backward, BACKWARD_STEP)
-    parameters = argument(backward, "param_grads")
+    step = argument(backward, BACKWARD_STEP_NET)
+    parameters = argument(backward, PARAMETER_GRADIENTS)
     # The engine renames the gradients of parameters within the step.
     engines = {name.decode() for name in parameters.strings} if parameters is not None else set()
     own = {blob for operator in (step.n.op if step is not None else ()) for blob in operator.output} - engines

@@ -20,6 +20,7 @@ from caffe2.python import utils as caffe2_utils
 
 from caffe2_recurrent.arguments import AUTO
 from caffe2_recurrent.backward import Backward
+from caffe2_recurrent.operator_arguments import BACKWARD_STEP_NET, INITIAL, PARAMETERS, RENAMED
 from caffe2_recurrent.operators import GRADIENT_OPERATOR, OPERATOR, gradient_name, operator_beside
 from caffe2_recurrent.problems import Problems, names
 from caffe2_recurrent.sparse_gradients import dense_operators
@@ -54,7 +55,7 @@ def make_gradient(
     `ValueError` where the operator has no backward step, or a position it lists receives no gradient.
     """
     arguments = {argument.name: argument for argument in operator.arg}
-    if "backward_step_net" not in arguments:
+    if BACKWARD_STEP_NET not in arguments:
         if PYTHON_POSITIONS in arguments:
             # Nothing in the step has a gradient: it stops here, as at any such operator.
             return [], [None] * len(operator.input)
@@ -73,8 +74,8 @@ def make_gradient(
     flags = list(arguments[SEQUENCE_GRADIENTS].ints) if SEQUENCE_GRADIENTS in arguments else [1]
     sequences = list(operator.input[: len(flags)])
     buffers = [own_prefix(operator) + gradient_name(sequence) for sequence in sequences]
-    parameters = list(arguments["param"].ints)
-    states = list(arguments["initial_recurrent_state_ids"].ints)
+    parameters = list(arguments[PARAMETERS].ints)
+    states = list(arguments[INITIAL].ints)
 
     gradient = caffe2_pb2.OperatorDef(type=GRADIENT_OPERATOR, engine=operator.engine, is_gradient_op=True)
     if operator.HasField("device_option"):
@@ -89,7 +90,7 @@ def make_gradient(
     gradient.arg.extend(argument for argument in operator.arg if argument.name not in own)
     gradient.arg.append(caffe2_utils.MakeArgument(POSITIONS, positions))
     for sequence, buffer in zip(sequences, buffers):
-        gradient.arg.append(caffe2_utils.MakeArgument(gradient_name(sequence) + ".rename", buffer))
+        gradient.arg.append(caffe2_utils.MakeArgument(gradient_name(sequence) + RENAMED, buffer))
 
     # The engine sizes the gradient of the first sequence alone.
     sized = [

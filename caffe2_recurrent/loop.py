@@ -17,21 +17,29 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.blob_names import Names
 from caffe2_recurrent.gradient_maker import POSITIONS, PYTHON_POSITIONS, SEQUENCE_GRADIENTS
+from caffe2_recurrent.operator_arguments import (
+    BACKWARD_STEP_NET,
+    INITIAL,
+    PARAMETER_GRADIENTS,
+    PARAMETERS,
+    RECOMPUTED,
+    RENAMED,
+    STATES,
+    STEP_NET,
+    remove_arguments,
+    set_arguments,
+)
 from caffe2_recurrent.operator_arguments import net as net_argument
-from caffe2_recurrent.operator_arguments import remove_arguments, set_arguments
 from caffe2_recurrent.operators import OPERATOR, copied, gradient_name, new_operator
 from caffe2_recurrent.wiring import Alias, Link, alias_arguments, link_arguments, own_prefix
 
-INITIAL = "initial_recurrent_state_ids"
-# What ends an argument that says how the gradient operator calls a blob.
-RENAMED = ".rename"
 # Of links; without them each shows one slice.
 WINDOWS = ("link_window", "backward_link_window")
 # The net of an `If` that lays out weights, see `unchanged_weights.py`.
 WHEN_CHANGED = "weights_changed"
 # What ends the name of a step net that has been changed.
 CONTENT = re.compile("_[0-9a-f]{8}$")
-BACKWARD = ("backward_step_net", POSITIONS, PYTHON_POSITIONS, SEQUENCE_GRADIENTS)
+BACKWARD = (BACKWARD_STEP_NET, POSITIONS, PYTHON_POSITIONS, SEQUENCE_GRADIENTS)
 
 
 class Parameter(NamedTuple):
@@ -325,14 +333,14 @@ class Loop:
         set_arguments(
             changed,
             {
-                "recurrent_states": [state.outer_states for state in self.states],
+                STATES: [state.outer_states for state in self.states],
                 INITIAL: [position[state.outer_initial] for state in self.states],
-                "recompute_blobs_on_backward": self.shared,
+                RECOMPUTED: self.shared,
             },
         )
-        _set_step(changed, "step_net", self.net, self.operators)
+        _set_step(changed, STEP_NET, self.net, self.operators)
         if self.gradient is not None and self.gradient.turned is None:
-            _set_step(changed, "backward_step_net", self.gradient.net, self.gradient.operators)
+            _set_step(changed, BACKWARD_STEP_NET, self.gradient.net, self.gradient.operators)
         else:
             # It would fit the step as it was. Without it the engine makes no gradient, rather than a wrong one.
             remove_arguments(changed, BACKWARD)
@@ -359,19 +367,19 @@ class Loop:
             changed,
             {
                 # The first input is a sequence, even if it is a parameter too.
-                "param": [self.inputs.index(parameter.outer, 1) for parameter in gradient.parameters],
-                "param_grads": [parameter.inner_gradient for parameter in gradient.parameters],
+                PARAMETERS: [self.inputs.index(parameter.outer, 1) for parameter in gradient.parameters],
+                PARAMETER_GRADIENTS: [parameter.inner_gradient for parameter in gradient.parameters],
             },
         )
-        _set_step(changed, "step_net", self.net, self.operators)
-        _set_step(changed, "backward_step_net", gradient.net, gradient.operators)
+        _set_step(changed, STEP_NET, self.net, self.operators)
+        _set_step(changed, BACKWARD_STEP_NET, gradient.net, gradient.operators)
         return [changed, *self.after_gradient]
 
 
 def has_backward_step(forward: caffe2_pb2.OperatorDef) -> bool:
     """Whether a RecurrentNetwork operator has a backward step."""
     # One that Caffe2 has cut out of a training net has the argument, emptied.
-    return any(given.name == "backward_step_net" and (given.HasField("n") or given.s) for given in forward.arg)
+    return any(given.name == BACKWARD_STEP_NET and (given.HasField("n") or given.s) for given in forward.arg)
 
 
 def stands_for_loop(operator: caffe2_pb2.OperatorDef) -> bool:

@@ -7,9 +7,21 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.arguments import DEFAULT_TIMESTEP
 from caffe2_recurrent.blob_names import Names, all_names
 from caffe2_recurrent.gradient_maker import POSITIONS
-from caffe2_recurrent.loop import INITIAL, RENAMED, Gradient, Loop, Parameter, State
+from caffe2_recurrent.loop import Gradient, Loop, Parameter, State
 from caffe2_recurrent.loop_neighbours import add_neighbours
-from caffe2_recurrent.operator_arguments import integers, string, strings
+from caffe2_recurrent.operator_arguments import (
+    BACKWARD_STEP_NET,
+    INITIAL,
+    PARAMETER_GRADIENTS,
+    PARAMETERS,
+    RECOMPUTED,
+    RENAMED,
+    STATES,
+    STEP_NET,
+    integers,
+    string,
+    strings,
+)
 from caffe2_recurrent.operator_arguments import net as net_argument
 from caffe2_recurrent.operators import GRADIENT_OPERATOR, OPERATOR, copied
 from caffe2_recurrent.wiring import Alias, Link
@@ -38,10 +50,10 @@ def read_loops(net: caffe2_pb2.NetDef) -> Dict[int, Loop]:
 
 def _read(operator: caffe2_pb2.OperatorDef, gradient_operator: Optional[caffe2_pb2.OperatorDef], names: Names) -> Loop:
     forward = copied(operator)
-    net = net_argument(forward, "step_net")
+    net = net_argument(forward, STEP_NET)
     states = [
         State(outer, operator.input[position])
-        for outer, position in zip(strings(forward, "recurrent_states"), integers(forward, INITIAL))
+        for outer, position in zip(strings(forward, STATES), integers(forward, INITIAL))
     ]
     outputs = list(operator.output)
     aliases = [
@@ -63,8 +75,8 @@ def _read(operator: caffe2_pb2.OperatorDef, gradient_operator: Optional[caffe2_p
         links=read_links(forward, "link"),
         aliases=aliases,
         timestep=string(forward, "timestep", DEFAULT_TIMESTEP),
-        shared=strings(forward, "recompute_blobs_on_backward"),
-        shared_before=tuple(strings(forward, "recompute_blobs_on_backward")),
+        shared=strings(forward, RECOMPUTED),
+        shared_before=tuple(strings(forward, RECOMPUTED)),
         gradient=None if gradient_operator is None else _read_gradient(operator, gradient_operator),
         names=names,
     )
@@ -79,14 +91,14 @@ def _read_gradient(forward: caffe2_pb2.OperatorDef, original: caffe2_pb2.Operato
     def current(link: Link) -> Link:
         return Link(renamed.get(link.inner, link.inner), renamed.get(link.outer, link.outer), link.offset)
 
-    net = net_argument(operator, "backward_step_net")
-    positions = integers(operator, "param")
+    net = net_argument(operator, BACKWARD_STEP_NET)
+    positions = integers(operator, PARAMETERS)
     # The engine counts the outputs: one sequence, the parameters, the states.
     outputs = list(operator.output)
     states = len(integers(operator, INITIAL))
     of_parameters = outputs[1 : 1 + len(positions)]
     # Without the argument the step calls a gradient as the outer net does.
-    inner = strings(operator, "param_grads") or of_parameters
+    inner = strings(operator, PARAMETER_GRADIENTS) or of_parameters
     parameters = [
         Parameter(forward.input[position], renamed.get(inner_gradient, inner_gradient), outer_gradient)
         for position, inner_gradient, outer_gradient in zip(positions, inner, of_parameters)

@@ -6,8 +6,20 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import utils as caffe2_utils
 from google.protobuf import text_format
 
-# The arguments of a loop's operators that hold the nets of its steps.
-STEP_NETS = ("step_net", "backward_step_net")
+# What the engine calls arguments of a loop's operators. Those that hold the nets of its steps:
+STEP_NET = "step_net"
+BACKWARD_STEP_NET = "backward_step_net"
+STEP_NETS = (STEP_NET, BACKWARD_STEP_NET)
+# the outer blobs of the states, and the positions of their initial values among the inputs:
+STATES = "recurrent_states"
+INITIAL = "initial_recurrent_state_ids"
+# the positions of the references that have a gradient, and what the step calls that:
+PARAMETERS = "param"
+PARAMETER_GRADIENTS = "param_grads"
+# the blobs of the step that all steps share:
+RECOMPUTED = "recompute_blobs_on_backward"
+# and the end of one that says how the gradient operator calls a blob.
+RENAMED = ".rename"
 
 
 def argument(operator: caffe2_pb2.OperatorDef, name: str) -> Optional[caffe2_pb2.Argument]:

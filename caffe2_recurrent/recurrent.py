@@ -14,7 +14,16 @@ from caffe2_recurrent.arguments import Blob, OutputsWithGrads, Request
 from caffe2_recurrent.backward import Backward, backward_links, derive_backward
 from caffe2_recurrent.executor import ENABLE
 from caffe2_recurrent.gradient_maker import gradient_arguments
-from caffe2_recurrent.operator_arguments import STEP_NETS
+from caffe2_recurrent.operator_arguments import (
+    BACKWARD_STEP_NET,
+    INITIAL,
+    PARAMETER_GRADIENTS,
+    PARAMETERS,
+    RECOMPUTED,
+    STATES,
+    STEP_NET,
+    STEP_NETS,
+)
 from caffe2_recurrent.operators import OPERATOR, gradient_name
 from caffe2_recurrent.problems import Problems
 from caffe2_recurrent.recompute import plan_recompute
@@ -176,9 +185,9 @@ def _add_operator(
         first_position.setdefault(blob, position)
     found = wiring.aliases(outer)
     given: Dict[str, Any] = {
-        "step_net": step_net.proto,
-        "recurrent_states": [blobs.states for blobs in outer],
-        "initial_recurrent_state_ids": [first_position[state.outer_initial] for state in step_net.states],
+        STEP_NET: step_net.proto,
+        STATES: [blobs.states for blobs in outer],
+        INITIAL: [first_position[state.outer_initial] for state in step_net.states],
         "timestep": step_net.timestep,
         ENABLE: 1,
     }
@@ -218,12 +227,12 @@ def _backward_arguments(
     parameters = backward.parameters
     position = {blob: index for index, blob in enumerate(inputs)}
     given: Dict[str, Any] = {
-        "param": [position[blob] for blob in parameters],
-        "param_grads": [backward.gradients[blob] for blob in parameters],
-        "recompute_blobs_on_backward": list(backward.shared_blobs),
+        PARAMETERS: [position[blob] for blob in parameters],
+        PARAMETER_GRADIENTS: [backward.gradients[blob] for blob in parameters],
+        RECOMPUTED: list(backward.shared_blobs),
     }
     if backward.net is not None:
-        given["backward_step_net"] = backward.net
+        given[BACKWARD_STEP_NET] = backward.net
     given.update(wiring.link_arguments("backward_link", backward_links(backward, outer)))
     given.update(gradient_arguments(backward, request.outputs_with_grads))
     return given
@@ -241,7 +250,7 @@ def _unused_names(net: core.Net, step_net: StepNet, scope: Optional[str]) -> Tup
         for operator in net.Proto().op
         if operator.type == OPERATOR
         for argument in operator.arg
-        if argument.name == "recurrent_states"
+        if argument.name == STATES
         for blob in argument.strings
     }
     suffixes = itertools.chain([""], ("_{}".format(number) for number in itertools.count(1)))

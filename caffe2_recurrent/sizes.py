@@ -11,8 +11,8 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import workspace
 
 from caffe2_recurrent import workspace_blobs
-from caffe2_recurrent.loop import INITIAL, Loop, laid_out_when_changed, stands_for_loop
-from caffe2_recurrent.operator_arguments import integers, string, strings
+from caffe2_recurrent.loop import Loop, laid_out_when_changed, stands_for_loop
+from caffe2_recurrent.operator_arguments import INITIAL, STATES, integers, string, strings
 from caffe2_recurrent.operator_arguments import net as net_argument
 from caffe2_recurrent.operators import GRADIENT_OPERATOR, OPERATOR, is_on_onednn, read_before_written
 
@@ -153,7 +153,7 @@ def loop_outputs(operator: caffe2_pb2.OperatorDef, known: Mapping[str, Shape]) -
     found: Dict[str, Shape] = {}
     sizes = {
         state: known[operator.input[position]][-1]
-        for state, position in zip(strings(operator, "recurrent_states"), integers(operator, INITIAL))
+        for state, position in zip(strings(operator, STATES), integers(operator, INITIAL))
         if known.get(operator.input[position])
     }
     if sequence is None or len(sequence) < 2:

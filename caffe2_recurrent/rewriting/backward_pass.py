@@ -16,7 +16,7 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.gradient_maker import POSITIONS
 from caffe2_recurrent.loop import Loop, State
-from caffe2_recurrent.operator_arguments import integers, strings
+from caffe2_recurrent.operator_arguments import STATES, integers, strings
 from caffe2_recurrent.operators import BACKWARD_PASS_OF, LINK, OPERATOR, copied, gradient_name, new_operator
 from caffe2_recurrent.rewriting import dataflow
 from caffe2_recurrent.rewriting.emit import ATEN, aten_is_missing
@@ -42,7 +42,7 @@ def state_gradients(loop: Loop) -> Dict[str, StateGradient]:
     gradient = loop.gradient
     assert gradient is not None
     from_outside = dict(zip(integers(gradient.operator, POSITIONS), gradient.incoming))
-    of_initial = dict(zip(strings(gradient.operator, "recurrent_states"), gradient.initial))
+    of_initial = dict(zip(strings(gradient.operator, STATES), gradient.initial))
     found = {}
     for state in loop.states:
         outer = gradient_name(state.outer_states)

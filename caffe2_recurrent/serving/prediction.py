@@ -15,7 +15,7 @@ from caffe2.python import core
 from caffe2_recurrent.arguments import Blob, check_once, known_name, read_blobs
 from caffe2_recurrent.loop import BACKWARD, stands_for_loop
 from caffe2_recurrent.nets import AnyNet, read_net
-from caffe2_recurrent.operator_arguments import integer, nets_of, remove_arguments
+from caffe2_recurrent.operator_arguments import PARAMETER_GRADIENTS, PARAMETERS, integer, nets_of, remove_arguments
 from caffe2_recurrent.operator_arguments import net as net_argument
 from caffe2_recurrent.operators import OPERATOR, copied
 from caffe2_recurrent.problems import Problems, meant, names
@@ -23,7 +23,7 @@ from caffe2_recurrent.serving.dependencies import Access, accesses_of, from_outs
 from caffe2_recurrent.wiring import link_arguments
 
 # What a forward operator has for its gradient alone.
-FOR_GRADIENT = (*BACKWARD, "param", "param_grads", *link_arguments("backward_link", ()))
+FOR_GRADIENT = (*BACKWARD, PARAMETERS, PARAMETER_GRADIENTS, *link_arguments("backward_link", ()))
 # In training mode unless is_test says otherwise.
 TRAINING_BY_DEFAULT = ("Dropout", "SpatialBN")
 

@@ -7,8 +7,8 @@ import numpy as np
 from caffe2.proto import caffe2_pb2
 from caffe2.python import workspace
 
-from caffe2_recurrent.loop import INITIAL, Loop
-from caffe2_recurrent.operator_arguments import integers, strings
+from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.operator_arguments import INITIAL, STATES, integers, strings
 from caffe2_recurrent.operators import OPERATOR
 from caffe2_recurrent.sizes import Shape, Sizes, loop_outputs
 from caffe2_recurrent.viewing.inner_nets import Numbers, infer_counting, infer_if
@@ -63,7 +63,7 @@ def _states(operator: caffe2_pb2.OperatorDef, known: Mapping[str, Tensor]) -> Di
     found: Dict[str, Tensor] = {}
     if sequence is None or len(sequence.shape) < 2:
         return found
-    for state, position in zip(strings(operator, "recurrent_states"), integers(operator, INITIAL)):
+    for state, position in zip(strings(operator, STATES), integers(operator, INITIAL)):
         initial = known.get(operator.input[position])
         if initial is not None and initial.shape:
             before = initial.shape[0] if len(initial.shape) == 3 else 1

@@ -11,7 +11,7 @@ from caffe2_recurrent.given_shapes import check_shapes, read_shapes
 from caffe2_recurrent.gradient_maker import POSITIONS, PYTHON_POSITIONS, SEQUENCE_GRADIENTS
 from caffe2_recurrent.loop_reading import read_loops
 from caffe2_recurrent.nets import AnyNet, init_net_of, read_net
-from caffe2_recurrent.operator_arguments import integers, remove_arguments, strings
+from caffe2_recurrent.operator_arguments import STATES, integers, remove_arguments, strings
 from caffe2_recurrent.operators import GRADIENT_OPERATOR, OPERATOR, copied
 from caffe2_recurrent.problems import Problems
 from caffe2_recurrent.sizes import find_sizes
@@ -102,7 +102,7 @@ def _with_forward_operators(net: caffe2_pb2.NetDef, forward: Collection[str]) ->
 def _forward_operator(gradient: caffe2_pb2.OperatorDef) -> caffe2_pb2.OperatorDef:
     """The operator whose gradient this one computes: it has its arguments, inputs and outputs."""
     forward = copied(gradient)
-    aliases, states = strings(gradient, "alias_dst"), strings(gradient, "recurrent_states")
+    aliases, states = strings(gradient, "alias_dst"), strings(gradient, STATES)
     seen = list(gradient.input[len(integers(gradient, POSITIONS)) : -1])
     forward.type, forward.is_gradient_op = OPERATOR, False
     forward.input[:] = [blob for blob in seen if blob not in aliases + states]

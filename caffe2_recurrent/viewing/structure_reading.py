@@ -8,7 +8,16 @@ from caffe2_recurrent.executor import ENABLE
 from caffe2_recurrent.gradient_maker import POSITIONS, PYTHON_POSITIONS
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.loop_reading import read_links, read_renames
-from caffe2_recurrent.operator_arguments import integer, integers, string, strings
+from caffe2_recurrent.operator_arguments import (
+    BACKWARD_STEP_NET,
+    PARAMETER_GRADIENTS,
+    PARAMETERS,
+    RENAMED,
+    integer,
+    integers,
+    string,
+    strings,
+)
 from caffe2_recurrent.operator_arguments import net as net_argument
 from caffe2_recurrent.operators import BACKWARD_PASS_OF, GRADIENT_OPERATOR, LINK, gradient_name, read_before_written
 from caffe2_recurrent.viewing.structure import (
@@ -108,7 +117,7 @@ def _backward(loop: Loop) -> Optional[Backward]:
         operator, net, operators = gradient.operator, gradient.net, gradient.operators
         renamed = read_renames(operator)
     elif loop.has_backward_step:
-        operator, net = loop.forward, net_argument(loop.forward, "backward_step_net")
+        operator, net = loop.forward, net_argument(loop.forward, BACKWARD_STEP_NET)
         operators, renamed = list(net.op), {}
     else:
         return None
@@ -139,7 +148,7 @@ def _gradient_of_sequence(loop: Loop, sequence: View, backward: Optional[Backwar
 def _gradient_name(loop: Loop, outer: str) -> str:
     """The blob in which the engine looks for the gradient of an outer blob."""
     name = gradient_name(outer)
-    return name if loop.gradient is None else string(loop.gradient.operator, name + ".rename", name)
+    return name if loop.gradient is None else string(loop.gradient.operator, name + RENAMED, name)
 
 
 def _references(loop: Loop, backward: Optional[Backward]) -> Iterable[Reference]:
@@ -166,10 +175,9 @@ def _parameters(loop: Loop, backward: Optional[Backward]) -> List[Reference]:
         ]
     if backward is None:
         return []
-    blobs = [loop.inputs[position] for position in integers(loop.forward, "param")]
-    return [
-        Reference(blob, inner, gradient_name(blob)) for blob, inner in zip(blobs, strings(loop.forward, "param_grads"))
-    ]
+    blobs = [loop.inputs[position] for position in integers(loop.forward, PARAMETERS)]
+    gradients = strings(loop.forward, PARAMETER_GRADIENTS)
+    return [Reference(blob, inner, gradient_name(blob)) for blob, inner in zip(blobs, gradients)]
 
 
 def _outputs(loop: Loop) -> Iterable[Output]:

@@ -5,7 +5,7 @@ from typing import Dict, Iterable, Optional, Set
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop, State, Turned
-from caffe2_recurrent.operator_arguments import strings
+from caffe2_recurrent.operator_arguments import STATES, strings
 from caffe2_recurrent.operators import SHOWING, new_operator
 from caffe2_recurrent.rewriting import dataflow, gradient_memory, overlap
 from caffe2_recurrent.rewriting.backward_pass import links, state_gradients
@@ -81,7 +81,7 @@ def _why_not_states(loop: Loop, sizes: Sizes) -> Optional[str]:
     gradient = loop.gradient
     assert gradient is not None
     found = state_gradients(loop)
-    missing = [outer for outer in strings(gradient.operator, "recurrent_states") if outer not in found]
+    missing = [outer for outer in strings(gradient.operator, STATES) if outer not in found]
     if missing:
         return "the backward step does not pass on the gradient of '{}'".format(missing[0])
     needed = [of.outer for of in found.values() if of.outer in gradient.others]

@@ -6,7 +6,7 @@ from typing import Dict, FrozenSet, Iterable, Optional, Set
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop, Unrolled
-from caffe2_recurrent.operator_arguments import strings
+from caffe2_recurrent.operator_arguments import STATES, strings
 from caffe2_recurrent.operators import SHOWING, is_on_onednn
 from caffe2_recurrent.rewriting import loop_trial, overlap, row_biases, step_shapes, unrolled
 from caffe2_recurrent.rewriting.backward_pass import state_gradients
@@ -191,7 +191,7 @@ def _why_not_backward(loop: Loop) -> Optional[str]:
     if gradient.parameters:
         return "steps add up the gradient of '{}'".format(gradient.parameters[0].outer)
     found = state_gradients(loop)
-    missing = [outer for outer in strings(gradient.operator, "recurrent_states") if outer not in found]
+    missing = [outer for outer in strings(gradient.operator, STATES) if outer not in found]
     if missing:
         return "the backward step does not pass on the gradient of '{}'".format(missing[0])
     written = {blob for operator in gradient.operators for blob in operator.output}
