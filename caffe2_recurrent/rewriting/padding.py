@@ -19,7 +19,7 @@ TOTAL = frozenset(
     + ["Mul", "Negative", "Relu", "Scale", "Sigmoid", "Split", "Sub", "Sum", "Tanh"]
 )
 # Position of the gates among the inputs of a unit that has lengths, which are in front of the step's number.
-GATES = -3
+GATES_INPUT = -3
 
 
 def may_be_cut(loop: Loop) -> Optional[Link]:
@@ -98,7 +98,7 @@ def _is_seen_past_the_ends(loop: Loop, inner: str, lengths: str) -> bool:
         through = list(operator.input)
         if operator.type in UNITS and _lengths(operator) == lengths:
             # Its states do not depend on the gates there.
-            through.remove(operator.input[GATES])
+            through.remove(operator.input[GATES_INPUT])
         depends = not made_of_it.isdisjoint(through)
         made_of_it = made_of_it.union(operator.output) if depends else made_of_it.difference(operator.output)
     # Behind the loop a buffer only meets gradients, which are 0 there.
