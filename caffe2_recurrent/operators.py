@@ -10,6 +10,7 @@ from caffe2_recurrent.operator_arguments import has_nets, nets_of, set_arguments
 
 OPERATOR = "RecurrentNetwork"
 GRADIENT_OPERATOR = "RecurrentNetworkGradient"
+SUM = "Sum"
 GRADIENT_SUFFIX = "_grad"
 # As in `_x_grad_autosplit_0` more may follow.
 GRADIENT_NAME = re.compile(GRADIENT_SUFFIX + "(_[^/]*)?$")

@@ -10,12 +10,10 @@ Source: caffe2/ideep/operators/elementwise_sum_op.cc, operator_fallback_ideep.h.
 from typing import Optional
 
 from caffe2_recurrent.loop import Loop
-from caffe2_recurrent.operators import is_on_onednn
+from caffe2_recurrent.operators import SUM, is_on_onednn
 from caffe2_recurrent.rewriting import onednn
 from caffe2_recurrent.rewriting.product import Product
 from caffe2_recurrent.rewriting.sole_readers import Operators, drop_reader, sole_reader
-
-SUM = "Sum"
 
 
 def with_sum(way: str, loop: Loop, operators: Operators, position: int, product: Product) -> Product:

@@ -6,7 +6,7 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import integer, remove_arguments, set_arguments
-from caffe2_recurrent.operators import copied, new_operator
+from caffe2_recurrent.operators import SUM, copied, new_operator
 from caffe2_recurrent.rewriting import dataflow, masks, own_sequence, padding
 from caffe2_recurrent.rewriting.rows import DIMENSIONS, FEATURES
 from caffe2_recurrent.rewriting.rule import Rule, Site
@@ -22,12 +22,11 @@ from caffe2_recurrent.rewriting.step_products import weights_shape
 from caffe2_recurrent.sizes import Sizes
 from caffe2_recurrent.wiring import Link
 
-SUM = "Sum"
 # What is added to a gate to close it, and taken away to open it: sigmoids of it are 0 and 1, whatever computes them,
 # and so they are for whatever a product may add.
 CLOSING = -1e30
 # What a product of states with weights is made by, and what lays the states side by side for it.
-OF_ROWS = frozenset(["FC", "FCTransposed", "Concat", "Sum"])
+OF_ROWS = frozenset(["FC", "FCTransposed", "Concat", SUM])
 
 
 class EndedSequences(Rule):

@@ -7,7 +7,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
 from caffe2_recurrent.loop import Loop
-from caffe2_recurrent.operators import as_bytes, new_operator
+from caffe2_recurrent.operators import SUM, as_bytes, new_operator
 from caffe2_recurrent.rewriting import dataflow, only_floats, passes, sigmoids, step_products, trial
 from caffe2_recurrent.rewriting.emit import Emitter
 from caffe2_recurrent.rewriting.rows import DIMENSIONS, FEATURES, with_rows
@@ -20,7 +20,6 @@ from caffe2_recurrent.rewriting.subjects import Seconds, Subject
 from caffe2_recurrent.sizes import Shape, Sizes
 from caffe2_recurrent.wiring import Link
 
-SUM = "Sum"
 # The product of a trial.
 RESULT = "y"
 # It must be faster by this factor, in the step and in what is done before the loop.

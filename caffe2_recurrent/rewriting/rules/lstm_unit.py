@@ -7,7 +7,7 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import integer, number
-from caffe2_recurrent.operators import copied
+from caffe2_recurrent.operators import SUM, copied
 from caffe2_recurrent.rewriting import dataflow, gradient_memory, own_sequence, passes, step_products, trial
 from caffe2_recurrent.rewriting.addends import products_at
 from caffe2_recurrent.rewriting.emit import Emitter, aten_is_missing
@@ -177,7 +177,7 @@ def _product_of(loop: Loop, unit: Unit, sizes: Sizes) -> Optional[Behind]:
     """None where it is not known, or something else makes the gates."""
     adding = dataflow.writer(loop.operators, unit.gates)
     steps, batch = sizes.steps(loop), sizes.batch(loop)
-    if adding is None or steps is None or batch is None or loop.operators[adding].type != "Sum":
+    if adding is None or steps is None or batch is None or loop.operators[adding].type != SUM:
         return None
     products = [loop.operators[position] for position in products_at(loop, adding)]
     links = [loop.link(blob) for blob in loop.operators[adding].input]

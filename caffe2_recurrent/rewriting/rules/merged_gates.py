@@ -7,7 +7,7 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import argument, integer, set_arguments
-from caffe2_recurrent.operators import as_bytes, copied, new_operator
+from caffe2_recurrent.operators import SUM, as_bytes, copied, new_operator
 from caffe2_recurrent.rewriting import columns, dataflow, passes, trial
 from caffe2_recurrent.rewriting.addends import is_needed, products_at
 from caffe2_recurrent.rewriting.columns import SPLIT
@@ -21,7 +21,6 @@ from caffe2_recurrent.rewriting.step_products import FC, read_product, weights_s
 from caffe2_recurrent.rewriting.subjects import Seconds, Subject
 from caffe2_recurrent.sizes import Shape, Sizes
 
-SUM = "Sum"
 # It must be faster by this factor, in the step and in what is done before the loop.
 GAIN = 1.1
 

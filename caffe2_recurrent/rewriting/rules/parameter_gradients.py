@@ -6,7 +6,7 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Gradient, Loop, Parameter
 from caffe2_recurrent.operator_arguments import argument, integer
-from caffe2_recurrent.operators import new_operator
+from caffe2_recurrent.operators import SUM, new_operator
 from caffe2_recurrent.rewriting import dataflow, gradient_parts
 from caffe2_recurrent.rewriting.gradient_parts import FC_GRADIENT, Parts
 from caffe2_recurrent.rewriting.over_steps import OverSteps, of_forward, of_gradient, vector_along
@@ -107,7 +107,7 @@ def _destination(gradient: Gradient, share: str) -> Optional[Tuple[Parameter, Op
             return parameter, None
         if len(reading) == 1:
             addition = gradient.operators[reading[0]]
-            if addition.type == "Sum" and list(addition.output) == [parameter.inner_gradient]:
+            if addition.type == SUM and list(addition.output) == [parameter.inner_gradient]:
                 return parameter, reading[0]
     return None
 
@@ -195,7 +195,7 @@ def _move(loop: Loop, sizes: Sizes, parts: Parts, position: int) -> List[str]:
 def _finish(loop: Loop, outer_shares: List[str], parameter: Parameter) -> None:
     """Give the gradient its name; what is the only share of it is written there at once."""
     if len(outer_shares) > 1:
-        loop.after_gradient.append(new_operator("Sum", outer_shares, [parameter.outer_gradient], loop.forward))
+        loop.after_gradient.append(new_operator(SUM, outer_shares, [parameter.outer_gradient], loop.forward))
         return
     for moved in loop.after_gradient:
         dataflow.rename(moved, outer_shares[0], parameter.outer_gradient)

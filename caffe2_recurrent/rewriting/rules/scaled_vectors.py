@@ -6,6 +6,7 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import integer
+from caffe2_recurrent.operators import SUM
 from caffe2_recurrent.rewriting import dataflow
 from caffe2_recurrent.rewriting.addends import is_needed
 from caffe2_recurrent.rewriting.emit import ATEN
@@ -82,7 +83,7 @@ class ScaledVectors(Rule):
 def _adding(loop: Loop, scaling: int) -> Optional[int]:
     """The position of the `Sum` of two that is scaled, if one of its addends is a `Mul`."""
     adding = dataflow.writer(loop.operators, loop.operators[scaling].input[1], scaling)
-    if adding is None or loop.operators[adding].type != "Sum" or len(loop.operators[adding].input) != 2:
+    if adding is None or loop.operators[adding].type != SUM or len(loop.operators[adding].input) != 2:
         return None
     made_by = [dataflow.writer(loop.operators, blob, adding) for blob in loop.operators[adding].input]
     # Without arguments it repeats a smaller factor as ATen does.

@@ -3,6 +3,7 @@
 from typing import Iterable, Optional
 
 from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.operators import SUM
 from caffe2_recurrent.rewriting import dataflow, step_products
 from caffe2_recurrent.rewriting.addends import is_needed, products_at
 from caffe2_recurrent.rewriting.emit import ATEN
@@ -28,7 +29,7 @@ class ScaledWeights(Rule):
         for position in scalings(loop):
             shift, total, _ = loop.operators[position].input
             adding = dataflow.writer(loop.operators, total, position)
-            if shift not in loop.written and adding is not None and loop.operators[adding].type == "Sum":
+            if shift not in loop.written and adding is not None and loop.operators[adding].type == SUM:
                 yield Site("Sum -> '{}'".format(total), (adding, position))
 
     def refusal(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:

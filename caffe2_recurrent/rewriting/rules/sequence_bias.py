@@ -7,7 +7,7 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import argument, integer, set_arguments
-from caffe2_recurrent.operators import copied, new_operator
+from caffe2_recurrent.operators import SUM, copied, new_operator
 from caffe2_recurrent.rewriting import dataflow, own_sequence
 from caffe2_recurrent.rewriting.addends import is_in_backward_step, products_at
 from caffe2_recurrent.rewriting.emit import ATEN, is_aten
@@ -18,7 +18,6 @@ from caffe2_recurrent.rewriting.scaling import why_not_weights
 from caffe2_recurrent.rewriting.step_products import MULTIPLICATION, has_weights_in_rows, weights_shape
 from caffe2_recurrent.sizes import Sizes
 
-SUM = "Sum"
 # With fewer rows in the whole sequence, there is nothing to be gained.
 FEWEST_ROWS = 128
 

@@ -5,13 +5,13 @@ from typing import Iterable, List, NamedTuple, Optional
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
-from caffe2_recurrent.operators import new_operator
+from caffe2_recurrent.operators import SUM, new_operator
 from caffe2_recurrent.rewriting import dataflow, gradient_memory, over_steps
 from caffe2_recurrent.rewriting.gradient_parts import ELEMENTWISE_LINEAR_GRADIENT
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.sizes import Sizes
 
-SUM, PRODUCT = "Sum", "Mul"
+PRODUCT = "Mul"
 
 
 class Made(NamedTuple):

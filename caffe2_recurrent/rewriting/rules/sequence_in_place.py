@@ -5,14 +5,12 @@ from typing import Iterable, List, Optional
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
-from caffe2_recurrent.operators import copied
+from caffe2_recurrent.operators import SUM, copied
 from caffe2_recurrent.rewriting import dataflow, gradient_memory, own_sequence, versions
 from caffe2_recurrent.rewriting.dataflow import Operators
 from caffe2_recurrent.rewriting.repeatable import REPEATABLE
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.sizes import Sizes
-
-SUM = "Sum"
 
 
 class SequenceInPlace(Rule):

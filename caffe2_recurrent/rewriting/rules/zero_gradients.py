@@ -6,6 +6,7 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import integer, number
+from caffe2_recurrent.operators import SUM
 from caffe2_recurrent.rewriting import dataflow
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.sizes import Sizes
@@ -25,7 +26,7 @@ class ZeroGradients(Rule):
         for position, operator in enumerate(operators):
             if _is_zero(operator):
                 for reading in dataflow.readers(operators, operator.output[0], position):
-                    if operators[reading].type == "Sum":
+                    if operators[reading].type == SUM:
                         yield Site("Sum -> '{}'".format(operators[reading].output[0]), (position, reading))
 
     def refusal(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
