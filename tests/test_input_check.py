@@ -240,40 +240,6 @@ def test_a_name_that_nothing_has_filled():
         check_inputs(net)
 
 
-def test_a_tensor_that_numpy_cannot_look_at(monkeypatch):
-    """As on a GPU: its shape alone is known."""
-    model = built(x=ones(T, N, 7), h0=np.ones((N, 9)), lengths=np.array([9, 3]))
-
-    class Elsewhere:
-        def __init__(self, blob):
-            self._blob = blob
-
-        def is_tensor(self):
-            return self._blob.is_tensor()
-
-        def tensor(self):
-            return self
-
-        shape = property(lambda self: self._blob.tensor().shape)
-
-        @property
-        def data(self):
-            raise RuntimeError
-
-    class Current:
-        def __init__(self, blobs):
-            self.blobs = {name: Elsewhere(blob) for name, blob in blobs.items()}
-
-    class Workspace:
-        current = Current(workspace.C.Workspace.current.blobs)
-
-    monkeypatch.setattr(workspace.C, "Workspace", Workspace)
-    with pytest.raises(ValueError) as caught:
-        check_inputs(model)
-    assert "float32" not in str(caught.value) and "lengths" not in str(caught.value)
-    assert "'h0' " + BY_WEIGHTS + "(2, 9)" in str(caught.value)
-
-
 @pytest.mark.parametrize("value", [None, "net", 3], ids=repr)
 def test_what_is_no_net(value):
     with pytest.raises(TypeError) as caught:

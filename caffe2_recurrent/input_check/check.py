@@ -81,8 +81,7 @@ def _check_kinds(net: caffe2_pb2.NetDef, loops: List[Loop], fed: Mapping[str, Fe
         if operator.type == "FC" and not is_on_onednn(operator):
             floats += operator.input
     for blob in dict.fromkeys(floats):
-        # None would be equal to float64.
-        if blob in fed and fed[blob].kind is not None and fed[blob].kind != np.float32:
+        if blob in fed and fed[blob].kind != np.float32:
             values.add("'{}' must be float32; got {}; feed it as value.astype(np.float32)", blob, fed[blob].kind)
 
 

@@ -127,10 +127,10 @@ def _check_lengths(loop: Loop, fed: Mapping[str, Fed], run: Run, values: Problem
             continue
         found, hint = fed[blob], ""
         got = found.text
-        if found.kind is not None and found.kind != np.int32:
+        if found.kind != np.int32:
             hint = "; feed it as value.astype(np.int32)"
         elif found.shape == (run.sequences,):
-            got = ", ".join(map(str, _unlikely(blob, run.steps))) if of_steps and found.kind is not None else ""
+            got = ", ".join(map(str, _unlikely(blob, run.steps))) if of_steps else ""
         if got:
             most = " from 0 to {}".format(run.steps) if of_steps else ""
             text = "'{}' must be int32 [{}], a length{} for each sequence of {}; got {}{}"
