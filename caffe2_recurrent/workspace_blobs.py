@@ -20,10 +20,13 @@ def shape(blob: str) -> Optional[Tuple[int, ...]]:
 
 
 def kind(blob: str) -> Optional[np.dtype]:
-    """The type of the elements; None where `shape` is."""
+    """The type of the elements; None where `shape` is, and where numpy has no such type."""
     found = _tensor(blob)
-    # An array that shares the memory of the tensor.
-    array = found if found is None or isinstance(found, np.ndarray) else found.data
+    try:
+        # An array that shares the memory of the tensor.
+        array = found if found is None or isinstance(found, np.ndarray) else found.data
+    except RuntimeError:
+        return None
     return None if array is None else array.dtype
 
 

@@ -78,6 +78,19 @@ def test_tensors_are_not_fetched(monkeypatch):
     assert workspace_blobs.kind("x") == np.float32
 
 
+def test_elements_that_numpy_does_not_know(monkeypatch):
+    class Unknown:
+        shape = (2, 3)
+
+        @property
+        def data(self):
+            raise RuntimeError("This tensor's data type is not supported")
+
+    monkeypatch.setattr(workspace_blobs, "_tensor", lambda blob: Unknown())
+    assert workspace_blobs.shape("x") == (2, 3)
+    assert workspace_blobs.kind("x") is None
+
+
 @pytest.mark.gpu
 def test_a_tensor_of_a_gpu_stays_what_it_is():
     workspace.FeedBlob("x", ARRAYS["matrix"], core.DeviceOption(caffe2_pb2.CUDA, 0))
