@@ -755,7 +755,7 @@ def test_the_report_says_that_gradients_can_no_longer_be_added():
     for found in (plan, report):
         assert found.without_gradient == found.loops == ("layer/hidden_t_all",)
         assert LOST in str(found).splitlines()
-    with pytest.raises(Exception, match="a gradient reaches 'layer/hidden_t_all'"):
+    with pytest.raises(Exception, match="a gradient reaches the output 'layer/hidden_t_all'"):
         model.AddGradientOperators([model.net.SumElements("layer/hidden_t_all", "loss")])
 
 
