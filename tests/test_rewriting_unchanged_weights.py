@@ -9,7 +9,7 @@ import caffe2_recurrent
 import comparing
 import rewriting_support as support
 import step_nets
-from caffe2_recurrent import GRU, LSTM, MILSTM, optimize, recurrent_net
+from caffe2_recurrent import GRU, LSTM, MILSTM, optimize, prediction_net, recurrent_net
 from caffe2_recurrent.loop import laid_out_when_changed
 from caffe2_recurrent.loop_reading import read_loops
 from caffe2_recurrent.rewriting import trial, unchanged_weights
@@ -278,6 +278,23 @@ def test_its_results_have_known_sizes():
         model.net.Proto(), None, {parameter: workspace.FetchBlob(parameter).shape for parameter in parameters()}
     )
     assert found.shape(weights) == (support.D, 4 * support.D)
+
+
+@pytest.mark.parametrize("cut", ["before", "after"])
+def test_a_predictor_needs_the_weights_alone(cut):
+    model, blobs = support.lstm(gradients=False, forward_only=True)
+    if cut == "after":
+        optimize(model, even_if_slower=True)
+    net, found = prediction_net(model, ["x", "h0", "c0"], blobs[:1])
+    if cut == "before":
+        optimize(net, even_if_slower=True)
+    assert laid_out(net)
+    assert sorted(map(str, found)) == sorted(parameters())
+    workspace.CreateNet(net)
+    for seed in range(3):
+        change(WEIGHTS, seed)
+        workspace.RunNet(net, 2)
+        support.assert_same(support.values(blobs[:1]), as_built(blobs[:1]))
 
 
 @pytest.mark.parametrize("way", ["convolution", "inner product"])
