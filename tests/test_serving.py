@@ -855,6 +855,30 @@ def test_all_parameters_but_those_that_a_loop_reads(tmp_path):
     )
 
 
+@pytest.mark.parametrize("says_so", ["net", "meta"])
+def test_a_type_of_net_that_keeps_nothing(tmp_path, says_so):
+    model = ModelHelper("model")
+    hidden_all, *_ = LSTM(model, "x", None, None, 3, 4, "lstm", forward_only=True)
+    workspace.RunNetOnce(model.param_init_net)
+    model.net.Proto().type = "simple_refcount" if says_so == "net" else "simple"
+    options = {} if says_so == "net" else {"net_type": "simple_refcount"}
+
+    def meta():
+        shapes = {"x": (5, 2, 3), str(hidden_all): (5, 2, 4)}
+        return predictor_exporter.PredictorExportMeta(
+            model.net, model.GetAllParams(), ["x"], [hidden_all], shapes, **options
+        )
+
+    save_predictor(tmp_path / "model.minidb", meta())
+    model.net.Proto().type = "simple"
+    optimize(model, shapes={"x": (5, 2, 3)}, even_if_slower=True)
+    model.net.Proto().type = "simple_refcount" if says_so == "net" else "simple"
+    assert save_refused(ValueError, tmp_path / "model.minidb", meta()) == (
+        "save_predictor: a net of type simple_refcount lets go of what the rule 'unchanged_weights' has it keep from "
+        "run to run; give the net its type before `optimize`"
+    )
+
+
 def test_wrong_types_for_a_file(tmp_path):
     with pytest.raises(TypeError) as caught:
         save_predictor(3, "meta")

@@ -10,6 +10,8 @@ from caffe2.python.predictor import predictor_exporter
 from caffe2.python.predictor_constants import predictor_constants
 
 from caffe2_recurrent.files import read_path, replacing
+from caffe2_recurrent.loop import laid_out_when_changed
+from caffe2_recurrent.loop_reading import FREEING
 from caffe2_recurrent.problems import Problems, given, names
 from caffe2_recurrent.serving.dependencies import accesses_of, from_outside
 from caffe2_recurrent.workspace_blobs import is_tensor
@@ -29,7 +31,8 @@ def save_predictor(path: Union[str, "os.PathLike[str]"], meta: predictor_exporte
     Raises:
         TypeError: all arguments that are of the wrong type.
         ValueError: blobs that the net reads and that are neither inputs nor parameters, parameters that the workspace
-            does not have, outputs that the net does not compute, inputs and outputs without a shape: all of them.
+            does not have, outputs that the net does not compute, inputs and outputs without a shape, a type of net that
+            does not keep what an optimised net keeps from run to run: all of them.
         OSError, RuntimeError: the file cannot be written.
 
     Source: `save_to_db` in caffe2/python/predictor/predictor_exporter.py.
@@ -73,6 +76,12 @@ def _check_meta(meta: predictor_exporter.PredictorExportMeta, problems: Problems
     shapeless = [blob for blob in meta.inputs + meta.outputs if blob not in meta.shapes and not is_tensor(blob)]
     if shapeless:
         problems.add("run the net once, or give shapes: nothing is known of the shape of {}", names(shapeless))
+    if (meta.net_type or meta.predict_net.type) == FREEING and any(map(laid_out_when_changed, meta.predict_net.op)):
+        problems.add(
+            "a net of type {} lets go of what the rule 'unchanged_weights' has it keep from run to run; give the net "
+            "its type before `optimize`",
+            FREEING,
+        )
 
 
 @contextlib.contextmanager
