@@ -1,11 +1,12 @@
 """Attention of one step over the outputs of an encoder.
 
-    energy(j) = v . tanh(W_e s_j + b_e + W_d hidden_t + b_d)            Regular, arXiv 1409.0473; Recurrent adds
-                         + W_c context_{t-1} + b_c within tanh           as in arXiv 1601.03317 section 4.1
-    context_t = sum over j of softmax(energy)(j) s_j
+    regular_j = W_e s_j + b_e + W_d hidden_t + b_d
+    energy_j = v . tanh(regular_j)                                    Regular, arXiv 1409.0473
+    energy_j = v . tanh(regular_j + W_c context_{t-1} + b_c)          Recurrent, arXiv 1601.03317 section 4.1
+    context_t = sum over j of softmax(energy)_j s_j
 
-`s_j` is output j of S of the encoder, `hidden_t` the decoder's new hidden state. What depends on the
-encoder alone, `W_e s_j + b_e` and the transpose of its outputs, is given: a loop has it computed once, outside.
+`s_j` is output j of S of the encoder, `hidden_t` the decoder's new hidden state. What depends on the encoder alone,
+`W_e s_j + b_e` and the transpose of its outputs, is given: a loop has it computed once, outside.
 """
 
 from typing import Any, List, NamedTuple, Optional, Sequence

@@ -139,19 +139,18 @@ class Loop:
     of the same shape that may take their memory, `known_rows` are blobs of both steps known to be `[1, N, k]`, and
     `columns` says k for some that steps compute. `around` are operators of the outer net, by their positions, that make
     a sequence of the loop, or what another one of them reads, or continue from gradients of these, each in a list of
-    what takes its place; `sources` are, by the
-    sequence, those of them that make one for this loop alone and may as well run right in front of it, `sinks` the
-    positions of those that continue from the gradient just as the loop leaves it. `laying_out` are those that an
-    earlier rewriting put there to lay out weights for oneDNN. `has_company`: the net may run another loop at the same
-    time. `busy` are the outer blobs that other operators in front of the gradient operator read or write,
-    `read_outside` those that something else than the loop may read, `written_outside` outputs of the loop whose memory
-    something else writes to. `buffers` are states that no step reads: they hold
-    a blob of all steps, for operators after the loop. `of_shape` are outer blobs for which only the shape of a sequence
+    what takes its place; `sources` are, by the sequence, those of them that make one for this loop alone and may as
+    well run right in front of it, `sinks` the positions of those that continue from the gradient just as the loop
+    leaves it. `laying_out` are those that an earlier rewriting put there to lay out weights for oneDNN. `has_company`:
+    the net may run another loop at the same time. `busy` are the outer blobs that other operators in front of the
+    gradient operator read or write, `read_outside` those that something else than the loop may read, `written_outside`
+    outputs of the loop whose memory something else writes to. `buffers` are states that no step reads: they hold a blob
+    of all steps, for operators after the loop. `of_shape` are outer blobs for which only the shape of a sequence
     counts. `shared` are the blobs that steps share, `shared_before` those that they shared before anything was
-    rewritten, `linked_before` those that were linked then. `fed` are the blobs that operators of
-    the net read and none writes. `is_freed`: the net lets go of blobs once nothing reads them any more. With `weights`,
-    what depends on these alone is to be made when they have changed. With `unrolled` its steps are to be written out.
-    `rules` are the names of those that are to be applied to it.
+    rewritten, `linked_before` those that were linked then. `fed` are the blobs that operators of the net read and none
+    writes. `net_frees`: the net lets go of blobs once nothing reads them any more. With `weights`, what depends on
+    these alone is to be made when they have changed. With `unrolled` its steps are to be written out. `rules` are the
+    names of those that are to be applied to it.
     """
 
     name: str
@@ -185,7 +184,7 @@ class Loop:
     shared_before: Tuple[str, ...] = ()
     linked_before: FrozenSet[str] = frozenset()
     fed: FrozenSet[str] = frozenset()
-    is_freed: bool = False
+    net_frees: bool = False
     weights: Tuple[str, ...] = ()
     unrolled: Optional[Unrolled] = None
     rules: FrozenSet[str] = frozenset()

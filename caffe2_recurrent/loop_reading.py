@@ -42,7 +42,7 @@ def read_loops(net: caffe2_pb2.NetDef) -> Dict[int, Loop]:
         if operator.type == OPERATOR
     }
     for loop in loops.values():
-        loop.is_freed = net.type == FREEING
+        loop.net_frees = net.type == FREEING
         loop.has_company = net.type not in ONE_BY_ONE and len(loops) > 1
     add_neighbours(net, loops)
     return loops

@@ -11,6 +11,8 @@ from caffe2_recurrent.operator_arguments import has_nets, nets_of, set_arguments
 OPERATOR = "RecurrentNetwork"
 GRADIENT_OPERATOR = "RecurrentNetworkGradient"
 SUM = "Sum"
+# The position of the lengths among the inputs of units that have some.
+LENGTHS_INPUT = {"LSTMUnit": 3, "GRUUnit": 2}
 GRADIENT_SUFFIX = "_grad"
 # As in `_x_grad_autosplit_0` more may follow.
 GRADIENT_NAME = re.compile(GRADIENT_SUFFIX + "(_[^/]*)?$")

@@ -37,6 +37,7 @@ class Sizes:
         return self._shapes.get(outer)
 
     def is_parameter(self, outer: str) -> bool:
+        """Whether it is one of those that `init_net` makes."""
         return outer in self._parameters
 
     def add(self, outer: str, like: str) -> None:

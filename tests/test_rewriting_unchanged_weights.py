@@ -155,12 +155,18 @@ def transposed(net):
     return found
 
 
-def test_nothing_is_made_anew_of_the_same_weights():
+def planted():
+    """An LSTM that has run, its results, their values, and other numbers in what is kept of its weights."""
     model, blobs = kept()
     workspace.CreateNet(model.net)
     workspace.RunNet(model.net)
     right = support.values(blobs)
     change(transposed(model.net), 5)
+    return model, blobs, right
+
+
+def test_nothing_is_made_anew_of_the_same_weights():
+    model, blobs, right = planted()
     workspace.RunNet(model.net)
     assert support.difference(workspace.FetchBlob(blobs[0]), right[0][0]) > support.TOLERANCE
     # What has been planted is gone once they change, and stays so when they change back.
@@ -173,11 +179,7 @@ def test_nothing_is_made_anew_of_the_same_weights():
 
 
 def test_a_net_that_is_created_anew_makes_all_anew():
-    model, blobs = kept()
-    workspace.CreateNet(model.net)
-    workspace.RunNet(model.net)
-    right = support.values(blobs)
-    change(transposed(model.net), 5)
+    model, blobs, right = planted()
     workspace.CreateNet(model.net, overwrite=True)
     workspace.RunNet(model.net)
     support.assert_same(support.values(blobs), right)

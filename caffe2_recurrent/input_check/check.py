@@ -39,6 +39,9 @@ def check_inputs(model_or_net: AnyNet) -> None:
     Raises:
         TypeError: it is none of these.
         ValueError: all that does not fit, by the names of the blobs.
+
+    Source of what the engine asks for: caffe2/operators/rnn/recurrent_network_op.h, lstm_unit_op.h, gru_unit_op.h and
+    fully_connected_op.h in caffe2/operators.
     """
     types, values = Problems("check_inputs"), Problems("check_inputs")
     net = read_net("model_or_net", model_or_net, types)

@@ -7,10 +7,10 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import workspace
 
 from caffe2_recurrent.input_check.fed import Fed
-from caffe2_recurrent.input_check.steps import UNITS, Size, sizes_of_states
+from caffe2_recurrent.input_check.steps import Size, sizes_of_states
 from caffe2_recurrent.loop import WINDOWS, Loop
 from caffe2_recurrent.operator_arguments import argument, integer, string
-from caffe2_recurrent.operators import BACKWARD_PASS_OF
+from caffe2_recurrent.operators import BACKWARD_PASS_OF, LENGTHS_INPUT
 from caffe2_recurrent.problems import Problems
 from caffe2_recurrent.sizes import Shape, Sizes
 
@@ -51,8 +51,8 @@ def lengths_of(loop: Loop) -> Dict[str, bool]:
     """The blobs that operators of its steps take for lengths, and whether they are those of its own sequences."""
     found: Dict[str, bool] = {}
     for operator in loop.operators:
-        if operator.type in UNITS and integer(operator, "sequence_lengths", 1):
-            found[operator.input[UNITS[operator.type].gates + 1]] = True
+        if operator.type in LENGTHS_INPUT and integer(operator, "sequence_lengths", 1):
+            found[operator.input[LENGTHS_INPUT[operator.type]]] = True
         elif operator.type == "SequenceMask" and string(operator, "mode", "") == "sequence":
             found.setdefault(operator.input[1], False)
     return found

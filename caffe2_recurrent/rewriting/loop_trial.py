@@ -10,14 +10,11 @@ from caffe2_recurrent.executor import ENABLE
 from caffe2_recurrent.gradient_maker import POSITIONS
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import integer, integers
-from caffe2_recurrent.operators import new_operator, read_before_written
+from caffe2_recurrent.operators import LENGTHS_INPUT, new_operator, read_before_written
 from caffe2_recurrent.rewriting import passes, trial, unrolled
 from caffe2_recurrent.rewriting.rows import UNITS
 from caffe2_recurrent.rewriting.subjects import Seconds, Subject
 from caffe2_recurrent.sizes import Shape, Sizes
-
-# The inputs of units that hold whole numbers, the lengths.
-LENGTHS = {"LSTMUnit": 3, "GRUUnit": 2}
 
 
 def seconds(loop: Loop, candidates: Mapping[str, Loop], sizes: Sizes) -> Union[Mapping[str, Seconds], str]:
@@ -80,7 +77,7 @@ def _lengths(loop: Loop) -> Iterable[str]:
     """Blobs of whole numbers."""
     for operator in loop.operators:
         if operator.type in UNITS and unrolled.needs_step_number(operator):
-            yield operator.input[LENGTHS[operator.type]]
+            yield operator.input[LENGTHS_INPUT[operator.type]]
 
 
 def _bytes(operators: Iterable[caffe2_pb2.OperatorDef]) -> bytes:

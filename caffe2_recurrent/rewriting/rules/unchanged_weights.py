@@ -44,7 +44,7 @@ class UnchangedWeights(Rule):
             return "it is trained, and its weights change from run to run"
         if loop.has_backward_step:
             return "its step has a backward step: it may be trained"
-        if loop.is_freed:
+        if loop.net_frees:
             return "a net of this type lets go of blobs that nothing reads any more"
         if not unchanged_weights.found(loop, sizes):
             return "nothing in front of it is known to depend on weights alone"
