@@ -30,7 +30,7 @@ from caffe2_recurrent.operator_arguments import (
     set_arguments,
 )
 from caffe2_recurrent.operator_arguments import net as net_argument
-from caffe2_recurrent.operators import OPERATOR, copied, gradient_name, new_operator
+from caffe2_recurrent.operators import OPERATOR, copied, gradient_name, new_operator, read_before_written
 from caffe2_recurrent.wiring import Alias, Link, alias_arguments, link_arguments, own_prefix
 
 # Of links; without them each shows one slice.
@@ -149,8 +149,8 @@ class Loop:
     counts. `shared` are the blobs that steps share, `shared_before` those that they shared before anything was
     rewritten, `linked_before` those that were linked then. `fed` are the blobs that operators of the net read and none
     writes. `net_frees`: the net lets go of blobs once nothing reads them any more. With `weights`, what depends on
-    these alone is to be made when they have changed. With `unrolled` its steps are to be written out. `rules` are the
-    names of those that are to be applied to it.
+    these alone is to be made when they have changed; `may_keep`: that could be. With `unrolled` its steps are to be
+    written out. `rules` are the names of those that are to be applied to it.
     """
 
     name: str
@@ -188,6 +188,7 @@ class Loop:
     weights: Tuple[str, ...] = ()
     unrolled: Optional[Unrolled] = None
     rules: FrozenSet[str] = frozenset()
+    may_keep: bool = False
     has_company: bool = False
 
     @property
@@ -399,10 +400,8 @@ def _set_step(
     changed.CopyFrom(net)
     del changed.op[:]
     changed.op.extend(operators)
-    written = {blob for step_operator in operators for blob in step_operator.output}
-    read = dict.fromkeys(blob for step_operator in operators for blob in step_operator.input)
     declared = set(changed.external_input)
-    changed.external_input.extend(blob for blob in read if blob not in written and blob not in declared)
+    changed.external_input.extend(blob for blob in read_before_written(operators) if blob not in declared)
     changed.name = _name_by_content(changed)
     set_arguments(operator, {name: changed})
 

@@ -11,7 +11,7 @@ import rewriting_support as support
 from caffe2_recurrent import recurrent_net
 from caffe2_recurrent.operators import is_on_onednn
 from caffe2_recurrent.rewriting import onednn, step_products
-from caffe2_recurrent.rewriting.product_ways import NNPACK
+from caffe2_recurrent.rewriting.product_ways import KEPT_FILTERS, NNPACK
 from caffe2_recurrent.rewriting.rules import packed_products
 from caffe2_recurrent.rewriting.subjects import Seconds
 from cells import CELLS
@@ -26,20 +26,22 @@ ADDED_THERE = {way: [*there[:-1], "Add"] if onednn.adds(way) else there for way,
 def force(monkeypatch, way):
     """Have products of steps done in one way, without a trial; those with several matrices in theirs."""
 
-    def fastest(kind, product, steps, is_added, ways):
+    def fastest(kind, product, steps, is_added, ways, may_keep):
         return way if product.parts == 1 or way == NNPACK else onednn.CONVOLUTION
 
     monkeypatch.setattr(packed_products, "_fastest", fastest)
 
 
 def make_up(monkeypatch, as_it_is, transposed=None, **ways):
-    """Have a trial of a product find `Seconds` as it is, `transposed`, and by `inner_product`, `convolution` and
-    `nnpack`.
+    """Have a trial of a product find `Seconds` as it is, `transposed`, and by `inner_product`, `convolution`,
+    `kept_filters` and `nnpack`.
 
     Those that are not given are as it is.
     """
     found = {step_products.AS_IT_IS: as_it_is, step_products.TRANSPOSED: transposed or as_it_is}
-    found.update({way: ways.get(way.replace(" ", "_").lower(), as_it_is) for way in (*onednn.WAYS, NNPACK)})
+    found.update(
+        {way: ways.get(way.replace(" ", "_").lower(), as_it_is) for way in (*onednn.WAYS, KEPT_FILTERS, NNPACK)}
+    )
     monkeypatch.setattr(step_products, "tried", lambda size, way: found[way])
     monkeypatch.setattr(onednn, "ways", lambda: onednn.WAYS)
 

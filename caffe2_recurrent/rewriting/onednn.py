@@ -166,7 +166,7 @@ def _emit_convolution(emitter: Emitter, loop: Loop, product: Product) -> None:
     loop.add_reference(image)
     like = like_filters(loop, product)
     loop.add_reference(like)
-    filters = _by_the_cpu(emitter, "ResizeLike", [product.input, like], "filters")
+    filters = by_the_cpu(emitter, "ResizeLike", [product.input, like], "filters")
     convolved = add(emitter, "Conv", [image, filters], [emitter.blob("convolved")], kernel=1, training_mode=1)
     if product.sigmoid is not None:
         assert product.bias is None
@@ -179,7 +179,7 @@ def _emit_convolution(emitter: Emitter, loop: Loop, product: Product) -> None:
     add_bias(emitter, product, copied)
 
 
-def _by_the_cpu(emitter: Emitter, kind: str, inputs: Sequence[str], name: str, **arguments: Any) -> str:
+def by_the_cpu(emitter: Emitter, kind: str, inputs: Sequence[str], name: str, **arguments: Any) -> str:
     """A copy for oneDNN that an operator of the CPU makes: TO takes longer, as it plans each copy anew."""
     copied = add(emitter, kind, inputs, [emitter.blob(name)], **arguments)
     emitter.made.append(ON_CPU.format(copied, kind))
@@ -190,10 +190,10 @@ def _emit_inner_product(emitter: Emitter, loop: Loop, product: Product) -> None:
     bias = product.bias
     if bias is None:
         bias = loop.add_before("ConstantFill", [], product.output + "_no_bias", shape=[product.outer], value=0.0)
-    inputs = [_rows(loop, product), _before(loop, "plain", bias, 1, _copy_there)]
+    inputs = [_rows(loop, product), laid_out_before(loop, "plain", bias, 1, copy_there)]
     for outer in inputs:
         loop.add_reference(outer)
-    laid_out = _by_the_cpu(emitter, "Scale", [product.input], "input", scale=1.0)
+    laid_out = by_the_cpu(emitter, "Scale", [product.input], "input", scale=1.0)
     multiplied = emitter.blob("multiplied")
     add(emitter, "FC", [laid_out, *inputs], [multiplied], axis=FEATURES, training_mode=1)
     if product.addend is not None:
@@ -230,26 +230,26 @@ def _image(loop: Loop, product: Product) -> str:
 
     dimensions = 2 if product.parts == 1 else 3
     if product.columns is not None:
-        return _before(loop, "image", product.columns, dimensions, lay_out)
-    return _before(loop, "image, transposed", product.rows, dimensions, lay_out)
+        return laid_out_before(loop, "image", product.columns, dimensions, lay_out)
+    return laid_out_before(loop, "image, transposed", product.rows, dimensions, lay_out)
 
 
 def _rows(loop: Loop, product: Product) -> str:
     """W as rows."""
 
     def lay_out(emitter: Emitter, weights: str) -> str:
-        return transposed(emitter, _copy_there(emitter, weights))
+        return transposed(emitter, copy_there(emitter, weights))
 
     if product.rows is not None:
-        return _before(loop, "plain", product.rows, 2, _copy_there)
-    return _before(loop, "transposed", product.columns, 2, lay_out)
+        return laid_out_before(loop, "plain", product.rows, 2, copy_there)
+    return laid_out_before(loop, "transposed", product.columns, 2, lay_out)
 
 
-def _copy_there(emitter: Emitter, blob: str) -> str:
+def copy_there(emitter: Emitter, blob: str) -> str:
     return add(emitter, TO, [blob], [emitter.blob("for_onednn")])
 
 
-def _before(
+def laid_out_before(
     loop: Loop, layout: str, blob: Optional[str], dimensions: int, lay_out: Callable[[Emitter, str], str]
 ) -> str:
     """What `lay_out` makes of an outer blob, once before the loop; the same blob if it is asked for again."""

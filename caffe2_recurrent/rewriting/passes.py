@@ -1,5 +1,6 @@
 """The pass: every rule over every loop of a net, and the net changed at once at the end."""
 
+import dataclasses
 from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 from caffe2.proto import caffe2_pb2
@@ -12,6 +13,7 @@ from caffe2_recurrent.rewriting import (
     backward_pass,
     dead_operators,
     exposed_gradients,
+    kept_filters,
     memory_names,
     step_shapes,
     trial,
@@ -43,6 +45,7 @@ def rewritten(
         loop.known_rows |= with_rows(loop, sizes)
         loop.columns.update(step_shapes.columns(loop, sizes))
         loop.rules = frozenset(rule.name for rule in rules)
+        loop.may_keep = unchanged_weights.may_keep(loop)
         with trial.trying(trials):
             made, left = _apply_all(rules, loop, sizes, even_if_slower)
         rewrites += made
@@ -88,7 +91,11 @@ def waiting(made: Operators, before: Operators) -> Operators:
 
 def around_forward(loop: Loop) -> Operators:
     """What takes the place of the forward operator, as far as the loop has been rewritten."""
-    return loop.around_forward() if loop.unrolled is None else unrolled.around_forward(loop)
+    if loop.unrolled is not None:
+        return unrolled.around_forward(loop)
+    needed = {*(link.inner for link in loop.all_links), *loop.net.external_output}
+    in_place = kept_filters.in_place(loop.operators, needed)
+    return dataclasses.replace(loop, operators=in_place).around_forward()
 
 
 def around_gradient(loop: Loop) -> Operators:
@@ -138,6 +145,8 @@ def apply(rule: Rule, loop: Loop, sizes: Sizes, even_if_slower: bool = False) ->
 
 
 def _out_of_reach(loop: Loop) -> Optional[str]:
+    if kept_filters.are_in(loop.operators):
+        return "an earlier `optimize` has made its products, whose results it reads where oneDNN leaves them"
     if any(operator.type == LINK for operator in loop.operators):
         return "it is a backward pass that has been made a loop of its own"
     if loop.forward.device_option.device_type != caffe2_pb2.DeviceOption().device_type:

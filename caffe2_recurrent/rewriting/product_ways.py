@@ -1,25 +1,32 @@
-"""Ways to have a product of a step other than MKL's: two of oneDNN (`onednn.py`), and NNPACK (`nnpack.py`)."""
+"""Ways to have a product of a step other than MKL's: three of oneDNN (`onednn.py`, `kept_filters.py`), and NNPACK
+(`nnpack.py`)."""
 
 from typing import List
 
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
-from caffe2_recurrent.rewriting import nnpack, onednn
+from caffe2_recurrent.rewriting import kept_filters, nnpack, onednn
 from caffe2_recurrent.rewriting.emit import Emitter
 from caffe2_recurrent.rewriting.product import Product
 
 NNPACK = nnpack.ENGINE
+KEPT_FILTERS = kept_filters.KEPT_FILTERS
 
 
-def ways_of(parts: int) -> List[str]:
-    """Those that this Caffe2 has for a product with so many matrices."""
-    of_onednn = [] if onednn.is_missing() else onednn.ways_of(parts)
-    return of_onednn + ([] if nnpack.is_missing() else [NNPACK])
+def ways_of(parts: int, may_keep: bool = False) -> List[str]:
+    """Those that this Caffe2 has for a product with so many matrices.
+
+    `may_keep`: what is made of its weights is made when they have changed.
+    """
+    found = [] if onednn.is_missing() else onednn.ways_of(parts)
+    if found and may_keep and parts == 1:
+        found.append(KEPT_FILTERS)
+    return found + ([] if nnpack.is_missing() else [NNPACK])
 
 
 def is_by_onednn(way: str) -> bool:
-    return way in onednn.WAYS
+    return way in (*onednn.WAYS, KEPT_FILTERS)
 
 
 def emit(way: str, loop: Loop, product: Product, beside: caffe2_pb2.OperatorDef) -> Emitter:
@@ -27,6 +34,8 @@ def emit(way: str, loop: Loop, product: Product, beside: caffe2_pb2.OperatorDef)
     emitter = Emitter(loop, beside, product.output)
     if way == NNPACK:
         nnpack.emit(emitter, loop, product)
+    elif way == KEPT_FILTERS:
+        kept_filters.emit(emitter, loop, product)
     else:
         onednn.emit(way, emitter, loop, product)
     return emitter

@@ -11,7 +11,7 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import set_arguments
-from caffe2_recurrent.rewriting import onednn_over_steps, product_ways, trial
+from caffe2_recurrent.rewriting import kept_filters, onednn_over_steps, product_ways, trial
 from caffe2_recurrent.rewriting.onednn_over_steps import Layout
 from caffe2_recurrent.rewriting.product import Product
 from caffe2_recurrent.rewriting.rows import FEATURES
@@ -35,7 +35,7 @@ def in_steps(way: str, inner: int, outer: int, parts: int = 1) -> bool:
         bias = "b" if parts == 1 else None
         product = Product("x", None, "w", bias, "y", rows, inner, outer, parts=parts)
         step = product_ways.emit(way, loop, product, operator).operators
-        return [*loop.before, *step]
+        return [*loop.before, *kept_filters.in_place(step, ["y"])]
 
     return _stay_apart(operators, (outer, inner) if parts == 1 else (parts, outer, inner))
 

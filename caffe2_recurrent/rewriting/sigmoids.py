@@ -9,6 +9,7 @@ from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operators import as_bytes, is_on_onednn
 from caffe2_recurrent.rewriting import onednn, product_ways, trial
 from caffe2_recurrent.rewriting.emit import is_aten
+from caffe2_recurrent.rewriting.loop_subject import subject_of
 from caffe2_recurrent.rewriting.product import Product
 from caffe2_recurrent.rewriting.sole_readers import Operators, drop_reader, sole_reader
 from caffe2_recurrent.rewriting.subjects import Seconds, Subject
@@ -59,4 +60,4 @@ def _subject(way: str, operator: bytes, rows: int, columns: int, parts: int, the
     loop = trial.lone_loop(["x", "w", "y", "s"])
     step = product_ways.emit(way, loop, product, loop.forward).operators + ([] if there else [taking])
     weights = (INNER, columns) if parts == 1 else (parts, INNER, columns)
-    return Subject(step, {"x": (1, rows, INNER), "w": weights}, loop.before)
+    return subject_of(loop, step, {"x": (1, rows, INNER), "w": weights})

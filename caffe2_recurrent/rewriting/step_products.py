@@ -9,6 +9,7 @@ from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import integer, integers, set_arguments
 from caffe2_recurrent.operators import is_on_onednn
 from caffe2_recurrent.rewriting import onednn, product_ways, trial
+from caffe2_recurrent.rewriting.loop_subject import subject_of
 from caffe2_recurrent.rewriting.product import LAST_TWO, Product
 from caffe2_recurrent.rewriting.rows import FEATURES
 from caffe2_recurrent.rewriting.subjects import Seconds, Subject
@@ -19,6 +20,8 @@ PRODUCTS = frozenset([FC, TRANSPOSED, MULTIPLICATION])
 # A product must become faster by this factor: less is within the error of a trial.
 GAIN = 1.1
 AS_IT_IS = "as it is"
+# What they are called in a trial.
+WEIGHTS = ("w", "b")
 # Weights `[M, K]`; `[K, M]`; or `[K, M]` that are `[M, K]` transposed before the loop.
 ROWS, COLUMNS, TRANSPOSED_ROWS = "rows", "columns", "transposed rows"
 
@@ -26,7 +29,8 @@ ROWS, COLUMNS, TRANSPOSED_ROWS = "rows", "columns", "transposed rows"
 class Size(NamedTuple):
     """`rows` rows of `inner` numbers, by the operator `kind`, to rows of `outer`; weights `[outer, inner]` or not.
 
-    Where it `is_added`, a Sum with something else belongs to it. With several `parts` there are as many matrices.
+    Where it `is_added`, a Sum with something else belongs to it. With several `parts` there are as many matrices. If it
+    `may_keep` what is made of its weights, that takes no time.
     """
 
     kind: str
@@ -37,14 +41,16 @@ class Size(NamedTuple):
     in_rows: bool
     is_added: bool = False
     parts: int = 1
+    may_keep: bool = False
 
     @classmethod
-    def of(cls, kind: str, product: Product, is_added: bool = False) -> "Size":
+    def of(cls, kind: str, product: Product, is_added: bool = False, may_keep: bool = False) -> "Size":
         assert product.batch is not None
         has_bias, in_rows = product.bias is not None, product.rows is not None
         # With weights in rows again.
         kind = FC if kind == TRANSPOSED and in_rows else kind
-        return cls(kind, product.batch, product.inner, product.outer, has_bias, in_rows, is_added, product.parts)
+        size = cls(kind, product.batch, product.inner, product.outer, has_bias, in_rows, is_added, product.parts)
+        return size._replace(may_keep=may_keep)
 
 
 def is_with_weights(loop: Loop, operator: caffe2_pb2.OperatorDef) -> bool:
@@ -139,7 +145,7 @@ def seconds_of_step(size: Size, way: str, steps: Optional[int]) -> float:
 
 def tried(size: Size, way: str) -> Seconds:
     """Such a product by itself: as it is, an FC with weights transposed beforehand, or in another way."""
-    ways = (AS_IT_IS, *((TRANSPOSED,) if size.kind == FC else ()), *product_ways.ways_of(size.parts))
+    ways = (AS_IT_IS, *((TRANSPOSED,) if size.kind == FC else ()), *product_ways.ways_of(size.parts, size.may_keep))
     found: Dict[str, Seconds] = _tried(size, ways)
     return found[way]
 
@@ -163,12 +169,12 @@ def _subject(size: Size, way: str) -> Subject:
         adding.append(caffe2_pb2.OperatorDef(type="Sum", input=["y", "a"], output=["y"]))
     if way == AS_IT_IS:
         return Subject([operator, *adding], shapes)
-    loop = trial.lone_loop(shapes)
+    loop = trial.lone_loop(shapes, WEIGHTS if size.may_keep else ())
     if way == TRANSPOSED:
         operator.type, operator.input[1] = TRANSPOSED, loop.add_before("Transpose", ["w"], "w_transposed")
-        return Subject([operator, *adding], shapes, loop.before)
+        return subject_of(loop, [operator, *adding], shapes)
     product = read_product(loop, operator, Sizes(shapes), size.rows)
     if size.is_added and onednn.adds(way):
         product, adding = product._replace(addend="a"), []
     emitter = product_ways.emit(way, loop, product, operator)
-    return Subject([*emitter.operators, *adding], shapes, loop.before)
+    return subject_of(loop, [*emitter.operators, *adding], shapes)

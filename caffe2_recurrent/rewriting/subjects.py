@@ -61,7 +61,8 @@ class Subject(NamedTuple):
     """The operators of a `step`, and those that have to run `once` before; `shapes` are those of the inputs.
 
     `wakes_threads`: what it takes depends on how soon the system lets another thread go on, so that what counts is not
-    its best time but the usual one. `slices` are inputs of the step that are others in each of `steps` steps.
+    its best time but the usual one. `slices` are inputs of the step that are others in each of `steps` steps. What runs
+    before all that is `kept` from run to run, and takes no time.
     """
 
     step: Operators
@@ -70,6 +71,7 @@ class Subject(NamedTuple):
     wakes_threads: bool = False
     slices: Tuple[str, ...] = ()
     steps: int = 1
+    kept: Operators = ()
 
     @property
     def size(self) -> int:
@@ -122,6 +124,7 @@ def prepared(subject: Subject) -> Iterator[Callable[[float], Seconds]]:
             random = np.random.default_rng(0)
             for blob, shape in subject.inputs.items():
                 workspace.FeedBlob(blob, 2 * random.random(shape, dtype=np.float32) - 1)
+            workspace.RunNet(_create("trial_kept", subject.kept))
             once = _create("trial_once", subject.once)
             # What it makes has to be there before a net that reads it can be created.
             workspace.RunNet(once)

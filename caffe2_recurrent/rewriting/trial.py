@@ -128,11 +128,11 @@ def rows_to_try(rows: int, inner: int, outer: int, enough: float) -> int:
     return min(rows, max(1, int(enough / (inner * outer))))
 
 
-def lone_loop(names: Iterable[str]) -> Loop:
+def lone_loop(names: Iterable[str], weights: Iterable[str] = ()) -> Loop:
     """A loop of nothing, to have operators put in; its blobs are called by none of `names`, of which the first is its
-    sequence.
+    sequence. What is made of `weights` alone it may keep.
     """
-    used = list(names)
+    used, fed = list(names), frozenset(weights)
     forward = caffe2_pb2.OperatorDef(output=["trial"])
     return Loop(
         name="trial",
@@ -148,4 +148,6 @@ def lone_loop(names: Iterable[str]) -> Loop:
         shared=[],
         gradient=None,
         names=Names(used),
+        fed=fed,
+        may_keep=bool(fed),
     )

@@ -4,11 +4,12 @@
                    if so: copies of the weights; operators
 
 What they make stays in its blobs. The names of these end in a hash of the operators, so that no net finds there what
-others have made. Each net makes it anew in its first run, which an operator that counts its own runs tells.
+others have made. Each net makes it anew in its first run, which an operator that counts its own runs tells. Where steps
+keep filters (`kept_filters.py`) their workspaces go, and with them the operators that have laid these out.
 """
 
 import zlib
-from typing import Dict, Iterable, List, Sequence, Tuple
+from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core
@@ -16,9 +17,12 @@ from caffe2.python import core
 from caffe2_recurrent.blob_names import all_names
 from caffe2_recurrent.loop import WHEN_CHANGED, Loop
 from caffe2_recurrent.operators import new_operator, read_before_written, renamed
+from caffe2_recurrent.problems import names
+from caffe2_recurrent.rewriting import kept_filters
 from caffe2_recurrent.rewriting.emit import ATEN
 from caffe2_recurrent.sizes import Sizes
 
+RULE = "unchanged_weights"
 # A histogram of one bin over all its runs: of one number, `[0, 1, 0]` behind the first.
 COUNTING = "AccumulateHistogram"
 BIN = {"lower_bound": 0.0, "upper_bound": 1.0, "num_buckets": 1}
@@ -29,9 +33,31 @@ ONE_OF = "IsMemberOf"
 Operators = List[caffe2_pb2.OperatorDef]
 
 
-def missing() -> List[str]:
-    """The operators that this Caffe2 would need and has not."""
-    return [kind for kind in (ATEN, COUNTING, ONE_OF) if not core.IsOperator(kind)]
+def why_not(loop: Loop) -> Optional[str]:
+    """Why what is made of weights has to be made in each run of the loop."""
+    missing = [kind for kind in (ATEN, COUNTING, ONE_OF) if not core.IsOperator(kind)]
+    if missing:
+        return "this Caffe2 has no {}".format(names(missing))
+    if loop.gradient is not None:
+        return "it is trained, and its weights change from run to run"
+    if loop.has_backward_step:
+        return "its step has a backward step: it may be trained"
+    if loop.net_frees:
+        return "a net of this type lets go of blobs that nothing reads any more"
+    return None
+
+
+def may_keep(loop: Loop) -> bool:
+    """Whether the rule that this is about is to be applied, and can be to what is made of weights."""
+    return RULE in loop.rules and why_not(loop) is None
+
+
+def may_keep_of(loop: Loop, sizes: Sizes, blob: str) -> bool:
+    """Whether what is made of `blob` may be kept: it is one of the weights, or made of them alone."""
+    if not loop.may_keep:
+        return False
+    made = made_of(loop, found(loop, sizes))
+    return _is_weight(loop, sizes, blob) or any(blob in operator.output for operator in made)
 
 
 def found(loop: Loop, sizes: Sizes) -> Tuple[str, ...]:
@@ -40,13 +66,14 @@ def found(loop: Loop, sizes: Sizes) -> Tuple[str, ...]:
     Whoever runs the net feeds them, and they are no sequence, no initial state, and nothing else with a size for each
     sequence, as lengths and the outputs of an encoder are: these are others in each run.
     """
-    varying = {*(link.outer for link in loop.links), *(state.outer_initial for state in loop.states)}
-    fed = (blob for blob in read_before_written(loop.before) if blob in loop.fed and blob not in varying)
-    weights = [blob for blob in fed if _is_for_all_sequences(loop, sizes, blob)]
+    weights = [blob for blob in read_before_written(loop.before) if _is_weight(loop, sizes, blob)]
     return tuple(read_before_written(made_of(loop, weights)))
 
 
-def _is_for_all_sequences(loop: Loop, sizes: Sizes, blob: str) -> bool:
+def _is_weight(loop: Loop, sizes: Sizes, blob: str) -> bool:
+    varying = {*(link.outer for link in loop.links), *(state.outer_initial for state in loop.states)}
+    if blob not in loop.fed or blob in varying:
+        return False
     shape, batch = sizes.shape(blob), sizes.batch(loop)
     return sizes.is_parameter(blob) or (shape is not None and batch is not None and batch not in shape)
 
@@ -69,12 +96,15 @@ def guarded(loop: Loop, operators: Operators) -> Operators:
     """`operators`, which take the place of the forward operator; those that the loop's weights alone decide about run
     when these have changed."""
     made = made_of(loop, loop.weights) if loop.weights else []
-    return when_changed(loop, loop.weights, made, _without(operators, made)) if made else operators
+    return when_changed(loop, loop.weights, made, without(operators, made)) if made else operators
 
 
 def when_changed(loop: Loop, weights: Sequence[str], made: Operators, rest: Operators) -> Operators:
     """`made`, to be run when `weights` have changed, and `rest`, which reads what it makes."""
-    ending = "_{:08x}".format(zlib.crc32(caffe2_pb2.NetDef(op=made).SerializeToString()))
+    kept_by = [loop.workspaces] if kept_filters.are_in(loop.operators) else []
+    # Whatever else is in that blob, the engine puts new workspaces into it.
+    leaving = [_operator(loop, "ConstantFill", [], [blob], shape=[1], value=0.0) for blob in kept_by]
+    ending = "_{:08x}".format(zlib.crc32(caffe2_pb2.NetDef(op=[*made, *leaving]).SerializeToString()))
     written = {blob for operator in made for blob in operator.output}
     read = dict.fromkeys(blob for blob in all_names(caffe2_pb2.NetDef(op=rest)) if blob in written)
     results = {blob: loop.new_blob(blob + ending) for blob in read}
@@ -83,10 +113,11 @@ def when_changed(loop: Loop, weights: Sequence[str], made: Operators, rest: Oper
     laid_out = [
         *_emptying(loop, copies.values()),
         *(renamed(operator, results) for operator in made),
+        *leaving,
         *(_operator(loop, "Copy", [weight], [copy]) for weight, copy in copies.items()),
     ]
     is_changed = loop.new_blob("weights_are_new")
-    kept = [*results.values(), *copies.values()]
+    kept = [*results.values(), *copies.values(), *kept_by]
     return [
         *_comparing(loop, copies, is_changed),
         _operator(loop, "If", [is_changed, *weights], kept, then_net=_net(WHEN_CHANGED, laid_out)),
@@ -144,5 +175,5 @@ def _net(name: str, operators: Operators) -> caffe2_pb2.NetDef:
     return caffe2_pb2.NetDef(name=name, type="simple", op=operators, external_input=read_before_written(operators))
 
 
-def _without(operators: Operators, others: Operators) -> Operators:
+def without(operators: Operators, others: Operators) -> Operators:
     return [operator for operator in operators if not any(operator is other for other in others)]

@@ -21,7 +21,7 @@ from caffe2_recurrent.rewriting.rules.joined_sequence import (
     lone_product,
     product_at,
     source_of,
-    subject_of,
+    subject_of_product,
 )
 from caffe2_recurrent.rewriting.rules.packed_products import PackedProducts
 from caffe2_recurrent.rewriting.rules.products_over_steps import ProductsOverSteps
@@ -161,6 +161,7 @@ def _lay_out(loop: Loop, product: caffe2_pb2.OperatorDef, region: Region, in_pla
 class Size(NamedTuple):
     """`steps` steps with `rows` rows of `inner` numbers, and `of_sequence` of a sequence that is to be joined, if there
     is one, that make rows of `outer`. `region` are the operators that see these, serialised, with names of their own.
+    `may_keep`: what is made of weights.
     """
 
     steps: int
@@ -170,6 +171,7 @@ class Size(NamedTuple):
     outer: int
     layout: str
     region: Tuple[bytes, ...]
+    may_keep: bool = False
 
 
 def _size(loop: Loop, site: Site, sizes: Sizes) -> Optional[Size]:
@@ -186,7 +188,7 @@ def _size(loop: Loop, site: Site, sizes: Sizes) -> Optional[Size]:
     region = _region(loop, site.where, sizes)
     assert region is not None
     layout, renamed = step_products.layout(loop, operator), _renamed(region, operator.output[0])
-    return Size(steps, batch, product.inner, of_sequence, product.outer, layout, renamed)
+    return Size(steps, batch, product.inner, of_sequence, product.outer, layout, renamed, loop.may_keep)
 
 
 def _renamed(region: Region, result: str) -> Tuple[bytes, ...]:
@@ -211,14 +213,14 @@ def _tried(size: Size) -> Dict[bool, Seconds]:
 def _subject(size: Size, is_first: bool) -> Subject:
     """The product with its region in a step, as fast as the rules get it, and what is done before."""
     region = [caffe2_pb2.OperatorDef.FromString(operator) for operator in size.region]
-    loop, shapes = lone_product(size.steps, size.rows, size.inner, size.of_sequence, size.outer, size.layout)
+    loop, shapes = lone_product(*size[:6], may_keep=size.may_keep)
     loop.operators += region
     for operator in region:
         for blob in operator.output:
             loop.names.new(blob)
-    sizes = Sizes(shapes)
+    sizes = Sizes(shapes, loop.fed)
     if is_first:
         passes.apply(GatesFirst(), loop, sizes, even_if_slower=True)
     for rule in (JoinedSequence(), PackedProducts(), ProductsOverSteps()):
         passes.apply(rule, loop, sizes)
-    return subject_of(loop, shapes)
+    return subject_of_product(loop, shapes)

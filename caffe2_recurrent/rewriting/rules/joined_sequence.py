@@ -10,6 +10,7 @@ from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operators import SUM, as_bytes, new_operator
 from caffe2_recurrent.rewriting import dataflow, only_floats, passes, sigmoids, step_products, trial
 from caffe2_recurrent.rewriting.emit import Emitter
+from caffe2_recurrent.rewriting.loop_subject import subject_of
 from caffe2_recurrent.rewriting.rows import DIMENSIONS, FEATURES, with_rows
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.rules.packed_products import PackedProducts
@@ -163,7 +164,7 @@ def _weights(loop: Loop, of_state: str, of_x: str, bias: str, in_rows: bool) -> 
 class Size(NamedTuple):
     """`steps` steps with `rows` rows of `inner` numbers and `of_sequence` of the sequence, that make rows of `outer`.
 
-    `sigmoid` is the operator that takes the sigmoid of that, serialised, or empty.
+    `sigmoid` is the operator that takes the sigmoid of that, serialised, or empty. `may_keep`: what is made of weights.
     """
 
     steps: int
@@ -173,6 +174,7 @@ class Size(NamedTuple):
     outer: int
     layout: str
     sigmoid: bytes
+    may_keep: bool = False
 
 
 def _size(loop: Loop, site: Site, sizes: Sizes) -> Optional[Size]:
@@ -185,7 +187,8 @@ def _size(loop: Loop, site: Site, sizes: Sizes) -> Optional[Size]:
         return None
     taking = sigmoids.sigmoid_of(loop, loop.operators, position)
     sigmoid = b"" if taking is None else as_bytes(loop.operators[taking], [RESULT], ["s"])
-    return Size(steps, batch, product.inner, x[-1], product.outer, ROWS if product.rows else COLUMNS, sigmoid)
+    layout = ROWS if product.rows else COLUMNS
+    return Size(steps, batch, product.inner, x[-1], product.outer, layout, sigmoid, loop.may_keep)
 
 
 @trial.remembered
@@ -197,23 +200,30 @@ def _tried(size: Size) -> Dict[bool, Seconds]:
 
 def _subject(size: Size, is_joined: bool) -> Subject:
     """The product in a step, by whatever is fastest, and what is done before the loop."""
-    loop, shapes = lone_product(size.steps, size.rows, size.inner, size.of_sequence, size.outer, size.layout)
+    loop, shapes = lone_product(*size[:6], may_keep=size.may_keep)
     if size.sigmoid:
         loop.operators.append(caffe2_pb2.OperatorDef.FromString(size.sigmoid))
-    sizes = Sizes(shapes)
+    sizes = Sizes(shapes, loop.fed)
     if is_joined:
         passes.apply(JoinedSequence(), loop, sizes, even_if_slower=True)
     for rule in (PackedProducts(), ProductsOverSteps()):
         passes.apply(rule, loop, sizes)
-    return subject_of(loop, shapes)
+    return subject_of_product(loop, shapes)
 
 
 def lone_product(
-    steps: int, rows: int, inner: int, of_sequence: Optional[int], outer: int, layout: str, scaled: bool = False
+    steps: int,
+    rows: int,
+    inner: int,
+    of_sequence: Optional[int],
+    outer: int,
+    layout: str,
+    scaled: bool = False,
+    may_keep: bool = False,
 ) -> Tuple[Loop, Dict[str, Shape]]:
     """A loop of a product `RESULT` and, with `of_sequence`, of a sequence that is added to it; and its shapes.
 
-    All weights are `scaled` before the loop, if so.
+    All weights are `scaled` before the loop, if so. What is made of them it `may_keep`.
     """
     weights: Shape = (inner, outer) if layout == COLUMNS else (outer, inner)
     shapes: Dict[str, Shape] = {"sequence": (steps, rows, outer), "h": (1, rows, inner), "w": weights}
@@ -221,16 +231,18 @@ def lone_product(
         shapes.update(x=(steps, rows, of_sequence), v=(outer, of_sequence), c=(outer,))
     if scaled:
         shapes["scale"] = (outer,)
-    loop = trial.lone_loop([*shapes, "x_t", RESULT, "s"])
+    given = [blob for blob in ("w", "v", "c", "scale") if blob in shapes and may_keep]
+    loop = trial.lone_loop([*shapes, "x_t", RESULT, "s"], given)
     beside, in_rows = loop.forward, int(layout == ROWS)
 
     def of_weights(blob: str, axis: int) -> str:
         return loop.add_before("Mul", [blob, "scale"], blob + "_scaled", broadcast=1, axis=axis) if scaled else blob
 
-    given = of_weights("w", int(layout == COLUMNS))
+    weights_of_h = of_weights("w", int(layout == COLUMNS))
     if layout == TRANSPOSED_ROWS:
-        given = loop.add_before("Transpose", [given], "w_transposed")
-    loop.operators.append(new_operator(MULTIPLICATION, ["h", given], [RESULT], beside, broadcast=1, trans_b=in_rows))
+        weights_of_h = loop.add_before("Transpose", [weights_of_h], "w_transposed")
+    read = ["h", weights_of_h]
+    loop.operators.append(new_operator(MULTIPLICATION, read, [RESULT], beside, broadcast=1, trans_b=in_rows))
     if of_sequence is not None:
         loop.links.append(Link("x_t", "sequence", 0))
         loop.made[SequenceBias.name] = "sequence"
@@ -240,10 +252,10 @@ def lone_product(
     return loop, shapes
 
 
-def subject_of(loop: Loop, shapes: Dict[str, Shape]) -> Subject:
+def subject_of_product(loop: Loop, shapes: Dict[str, Shape]) -> Subject:
     """A step of such a loop, and what is done before, once rules have been applied to it."""
     slices = {link.inner: (1, *shapes[link.outer][1:]) for link in loop.links}
     # The sequence itself, large as it is, is made before the loop, if at all.
     given = {blob: shape for blob, shape in shapes.items() if blob != "sequence"}
     steps, *_ = shapes[loop.inputs[0]]
-    return Subject(loop.operators, {**given, **slices}, loop.before, slices=tuple(slices), steps=steps)
+    return subject_of(loop, loop.operators, {**given, **slices}, slices, steps)

@@ -19,6 +19,7 @@ from caffe2_recurrent.rewriting.lstm_forms import (
     ByTanh,
     Form,
     Opened,
+    WithoutCandidate,
     make_form,
 )
 from caffe2_recurrent.rewriting.lstm_steps import Unit, UnitGradient, emit_backward, emit_factors, emit_gates, emit_step
@@ -26,7 +27,7 @@ from caffe2_recurrent.rewriting.masks import step_mask, why_no_mask
 from caffe2_recurrent.rewriting.padding import cut_if_possible
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.rules.gates_first import GatesFirst
-from caffe2_recurrent.rewriting.rules.joined_sequence import RESULT, JoinedSequence, lone_product, subject_of
+from caffe2_recurrent.rewriting.rules.joined_sequence import RESULT, JoinedSequence, lone_product, subject_of_product
 from caffe2_recurrent.rewriting.rules.packed_products import PackedProducts
 from caffe2_recurrent.rewriting.rules.products_over_steps import ProductsOverSteps
 from caffe2_recurrent.rewriting.subjects import Seconds, Subject
@@ -163,7 +164,7 @@ def read_unit_gradient(operator: caffe2_pb2.OperatorDef) -> UnitGradient:
 
 class Behind(NamedTuple):
     """What makes the gates: a product of a state with `inner` columns, and one over all steps of a sequence with
-    `of_sequence`.
+    `of_sequence`. `may_keep`: what is made of weights.
     """
 
     steps: int
@@ -171,6 +172,7 @@ class Behind(NamedTuple):
     inner: int
     of_sequence: int
     layout: str
+    may_keep: bool = False
 
 
 def _product_of(loop: Loop, unit: Unit, sizes: Sizes) -> Optional[Behind]:
@@ -188,7 +190,7 @@ def _product_of(loop: Loop, unit: Unit, sizes: Sizes) -> Optional[Behind]:
     if x is None or step_products.weights_shape(loop, products[0].input[1], sizes) is None:
         return None
     product = step_products.read_product(loop, products[0], sizes, batch)
-    return Behind(steps, batch, product.inner, x[-1], step_products.layout(loop, products[0]))
+    return Behind(steps, batch, product.inner, x[-1], step_products.layout(loop, products[0]), loop.may_keep)
 
 
 def _form(size: int, batch: Optional[int], trains: bool, product: Optional[Behind]) -> Type[Form]:
@@ -198,9 +200,13 @@ def _form(size: int, batch: Optional[int], trains: bool, product: Optional[Behin
     found: Dict[Type[Form], Seconds] = _tried(size, batch, trains)
     fastest = min(found, key=lambda form: found[form].step)
     others = [form for form in _of_use(ONLY_SPLIT, trains) if form is not ByKind or batch * size >= FEWEST_BY_KIND]
+    if product is not None and product.may_keep:
+        # A sigmoid may be taken where a product has been made.
+        others.append(WithoutCandidate)
     if product is None or {fastest}.issuperset(others):
         return fastest
-    behind: Dict[Type[Form], Seconds] = _tried_behind(product, size, (fastest, *others), trains)
+    forms = tuple(dict.fromkeys([fastest, *others]))
+    behind: Dict[Type[Form], Seconds] = _tried_behind(product, size, forms, trains)
     costs = {form: seconds.of_step(product.steps) for form, seconds in behind.items()}
     best = min(costs, key=lambda form: costs[form])
     return best if GAIN * costs[best] <= costs[fastest] else fastest
@@ -245,7 +251,11 @@ def _tried_behind(product: Behind, size: int, forms: Tuple[Type[Form], ...], tra
 
 def _subject_behind(product: Behind, form: Type[Form], size: int, trains: bool) -> Subject:
     """A step with its product, as fast as other rules get them, and what is done before the loop."""
-    loop, shapes = lone_product(*product[:-1], len(GATES) * size, product.layout, form is not ByKind)
+    inner, of_sequence = product.inner, product.of_sequence
+    outer, scaled = len(GATES) * size, form is not ByKind
+    loop, shapes = lone_product(
+        product.steps, product.rows, inner, of_sequence, outer, product.layout, scaled, product.may_keep
+    )
     unit = UNIT_OF_TRIAL._replace(gates=RESULT)
     shapes.update(dict.fromkeys([unit.cell_prev, *GRADIENT_OF_TRIAL[:2]], (1, product.rows, size)))
     emitter = Emitter(loop, loop.forward, unit.cell)
@@ -253,7 +263,7 @@ def _subject_behind(product: Behind, form: Type[Form], size: int, trains: bool) 
     made = make_form(form, loop, size, product.rows * size, 0.0, trains)
     _emit_both_steps(emitter, unit, made, made.opened(emitter, RESULT), trains)
     loop.operators += emitter.operators
-    sizes = Sizes(shapes)
+    sizes = Sizes(shapes, loop.fed)
     for rule in (GatesFirst(), JoinedSequence(), PackedProducts(), ProductsOverSteps()):
         passes.apply(rule, loop, sizes)
-    return subject_of(loop, shapes)
+    return subject_of_product(loop, shapes)

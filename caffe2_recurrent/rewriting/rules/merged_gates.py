@@ -11,6 +11,7 @@ from caffe2_recurrent.operators import SUM, as_bytes, copied, new_operator
 from caffe2_recurrent.rewriting import columns, dataflow, passes, trial
 from caffe2_recurrent.rewriting.addends import is_needed, products_at
 from caffe2_recurrent.rewriting.columns import SPLIT
+from caffe2_recurrent.rewriting.loop_subject import subject_of
 from caffe2_recurrent.rewriting.onednn import Product
 from caffe2_recurrent.rewriting.overlap import has_threads_given, why_executor_pays
 from caffe2_recurrent.rewriting.rows import FEATURES
@@ -198,7 +199,7 @@ def _merged_split(
 class Size(NamedTuple):
     """Two products of `rows` rows of `inner` numbers, of the kind of the operator `product`, serialised, to which parts
     of the columns `parts` are added from `part` on; `widths` are theirs. Then comes `sigmoid`. They are made in `steps`
-    steps, and oneDNN may have them.
+    steps, and oneDNN may have them. `may_keep`: what is made of weights.
     """
 
     product: bytes
@@ -210,6 +211,7 @@ class Size(NamedTuple):
     sigmoid: bytes
     steps: int
     may_be_packed: bool
+    may_keep: bool = False
 
 
 def _size(loop: Loop, gates: Gates, steps: int, batch: int, sizes: Sizes) -> Size:
@@ -220,7 +222,16 @@ def _size(loop: Loop, gates: Gates, steps: int, batch: int, sizes: Sizes) -> Siz
     goes_off = not has_threads_given(loop) and why_executor_pays(loop) is None
     may_be_packed = PackedProducts.name in loop.rules and goes_off
     return Size(
-        as_bytes(product), batch, first.inner, widths, parts, gates[0].part, as_bytes(sigmoid), steps, may_be_packed
+        as_bytes(product),
+        batch,
+        first.inner,
+        widths,
+        parts,
+        gates[0].part,
+        as_bytes(sigmoid),
+        steps,
+        may_be_packed,
+        loop.may_keep,
     )
 
 
@@ -238,8 +249,8 @@ def _subject(size: Size, is_merged: bool) -> Subject:
         _merge(loop, (first, second), size.widths)
     if size.may_be_packed:
         # One product may be worth what two are not.
-        passes.apply(PackedProducts(), loop, Sizes(shapes))
-    return Subject(loop.operators, shapes, loop.before)
+        passes.apply(PackedProducts(), loop, Sizes(shapes, loop.fed))
+    return subject_of(loop, loop.operators, shapes)
 
 
 def _lone_gates(size: Size) -> Tuple[Loop, Dict[str, Shape]]:
@@ -253,7 +264,8 @@ def _lone_gates(size: Size) -> Tuple[Loop, Dict[str, Shape]]:
         shapes["b{}".format(number)] = (width,)
     parts = ["part{}".format(number) for number in range(len(size.parts))]
     names = ["{}{}".format(blob, number) for blob in "yg" for number in range(2)]
-    loop = trial.lone_loop([*shapes, *parts, *names])
+    weights = ["{}{}".format(blob, number) for blob in "wb" for number in range(2)]
+    loop = trial.lone_loop([*shapes, *parts, *names], weights if size.may_keep else ())
     loop.operators.append(new_operator(SPLIT, ["x"], parts, loop.forward, axis=FEATURES, split=size.parts))
     for number in range(2):
         weights, bias, result, gate = ("{}{}".format(blob, number) for blob in "wbyg")

@@ -5,15 +5,19 @@ from typing import Iterable, List, Optional
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
-from caffe2_recurrent.rewriting import product_ways, separate_rows, step_products
+from caffe2_recurrent.rewriting import kept_filters, product_ways, separate_rows, step_products, unchanged_weights
 from caffe2_recurrent.rewriting.overlap import has_threads_given, switch_executor_off, why_executor_pays
 from caffe2_recurrent.rewriting.product import Product
 from caffe2_recurrent.rewriting.rows import with_rows
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.sigmoids import with_sigmoid
+from caffe2_recurrent.rewriting.sole_readers import Operators
 from caffe2_recurrent.rewriting.step_products import AS_IT_IS, GAIN, Size, seconds_of_step
 from caffe2_recurrent.rewriting.sums import sum_of, with_sum
 from caffe2_recurrent.sizes import Sizes
+
+# The types of nets that run operators in the order in which they stand.
+IN_ORDER = ("", "simple")
 
 
 class PackedProducts(Rule):
@@ -21,6 +25,9 @@ class PackedProducts(Rule):
 
     =>  before the loop: W laid out for oneDNN                                      W as an image
         step: X copied to oneDNN's memory, the product there, Y copied back    or   NNPACK's convolution of it with X
+
+    or, where W may be kept from run to run, X as an image whose channels come last, with W as filters that oneDNN
+    keeps, and Y not copied back.
 
     If all that the step wants of Y is its sigmoid, oneDNN takes that too where it is faster; if it is its sum with
     another blob, an inner product is added there, and Y not copied back. FCTransposed, and BatchMatMul with weights,
@@ -57,7 +64,7 @@ class PackedProducts(Rule):
         product = _read(loop, operator, sizes)
         if not product_ways.ways_of(product.parts):
             return "its weights '{}' are several matrices, and this Caffe2's oneDNN takes one".format(weights)
-        if not _ways(loop, product):
+        if not _ways(loop, product, False):
             return separate_rows.why_not(product.inner, product.outer)
         return None
 
@@ -72,9 +79,10 @@ class PackedProducts(Rule):
             return "the batch size is not known; give shapes"
         is_added = sum_of(loop, operators, position) is not None
         given = step_products.read_product(loop, operator, sizes, product.batch)
-        size, as_it_is = (Size.of(operator.type, found, is_added) for found in (product, given))
+        may_keep = _may_keep(loop, operators, product, sizes)
+        size, as_it_is = (Size.of(operator.type, found, is_added, may_keep) for found in (product, given))
         steps = sizes.steps(loop)
-        way = _fastest(operator.type, product, steps, is_added, _ways(loop, product))
+        way = _fastest(operator.type, product, steps, is_added, _ways(loop, product, may_keep), may_keep)
         if GAIN * seconds_of_step(size, way, steps) > seconds_of_step(as_it_is, AS_IT_IS, None):
             return "for [{0.rows}, {0.inner}] x [{0.inner}, {0.outer}] no other way is faster".format(size)
         return None
@@ -84,7 +92,9 @@ class PackedProducts(Rule):
         operator = operators[position]
         product = _read(loop, operator, sizes)
         is_added = sum_of(loop, operators, position) is not None
-        way = _fastest(operator.type, product, sizes.steps(loop), is_added, _ways(loop, product))
+        may_keep = _may_keep(loop, operators, product, sizes)
+        ways = _ways(loop, product, may_keep)
+        way = _fastest(operator.type, product, sizes.steps(loop), is_added, ways, may_keep)
         product = with_sum(way, loop, operators, position, with_sigmoid(way, loop, operators, position, product))
         emitter = product_ways.emit(way, loop, product, operator)
         operators[position : position + 1] = emitter.operators
@@ -98,6 +108,14 @@ class PackedProducts(Rule):
             switch_executor_off(loop)
 
 
+def _may_keep(loop: Loop, operators: Operators, product: Product, sizes: Sizes) -> bool:
+    """Whether what is made of the product's weights, and filters in the operators of steps, may stay between runs."""
+    weights = product.columns if product.rows is None else product.rows
+    assert weights is not None
+    is_kept = operators is loop.operators and unchanged_weights.may_keep_of(loop, sizes, weights)
+    return is_kept and loop.net.type in IN_ORDER and kept_filters.are_right(product.inner, product.outer)
+
+
 def _read(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes) -> Product:
     """The product, of the rows themselves where it has transposed ones: oneDNN transposes them faster, if it has to."""
     product = step_products.read_product(loop, operator, sizes, sizes.batch(loop))
@@ -105,16 +123,16 @@ def _read(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes) -> Product
     return product if rows is None else product._replace(columns=None, rows=rows)
 
 
-def _ways(loop: Loop, product: Product) -> List[str]:
+def _ways(loop: Loop, product: Product, may_keep: bool) -> List[str]:
     """Those that keep the rows of sequences apart, and do with the threads that somebody has given the RNN executor."""
     size = (product.inner, product.outer, product.parts)
-    ways = [way for way in product_ways.ways_of(product.parts) if separate_rows.in_steps(way, *size)]
+    ways = [way for way in product_ways.ways_of(product.parts, may_keep) if separate_rows.in_steps(way, *size)]
     return [way for way in ways if not (product_ways.is_by_onednn(way) and has_threads_given(loop))]
 
 
-def _fastest(kind: str, product: Product, steps: Optional[int], is_added: bool, ways: List[str]) -> str:
+def _fastest(kind: str, product: Product, steps: Optional[int], is_added: bool, ways: List[str], may_keep: bool) -> str:
     """The way to take; without a trial if the batch size is not known."""
     if product.batch is None:
         return ways[0]
-    size = Size.of(kind, product, is_added)
+    size = Size.of(kind, product, is_added, may_keep)
     return min(ways, key=lambda way: seconds_of_step(size, way, steps))

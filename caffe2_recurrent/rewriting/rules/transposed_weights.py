@@ -5,6 +5,7 @@ from typing import Iterable, Optional
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.operators import is_on_onednn
+from caffe2_recurrent.rewriting import unchanged_weights
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.step_products import AS_IT_IS, FC, GAIN, TRANSPOSED, Size, seconds_of_step
 from caffe2_recurrent.sizes import Sizes
@@ -42,7 +43,9 @@ class TransposedWeights(Rule):
         if batch is None or shape is None:
             return "the sizes are not known, and transposing may cost more than it gains; give shapes"
         outer, inner = shape
-        size, steps = Size(FC, batch, inner, outer, has_bias=True, in_rows=True), sizes.steps(loop)
+        may_keep = unchanged_weights.may_keep_of(loop, sizes, operators[position].input[1])
+        size = Size(FC, batch, inner, outer, has_bias=True, in_rows=True, may_keep=may_keep)
+        steps = sizes.steps(loop)
         if GAIN * seconds_of_step(size, TRANSPOSED, steps) > seconds_of_step(size, AS_IT_IS, None):
             return "for [{0}, {1}] x [{1}, {2}] it is not faster".format(batch, inner, outer)
         return None

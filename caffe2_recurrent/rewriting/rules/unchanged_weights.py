@@ -8,8 +8,7 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operators import read_before_written
-from caffe2_recurrent.problems import names
-from caffe2_recurrent.rewriting import trial, unchanged_weights
+from caffe2_recurrent.rewriting import kept_filters, trial, unchanged_weights
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.subjects import Seconds, Subject
 from caffe2_recurrent.sizes import Shape, Sizes
@@ -30,27 +29,24 @@ class UnchangedWeights(Rule):
     it is. What is made of weights, and copies of them, keep their memory between runs.
     """
 
-    name = "unchanged_weights"
+    name = unchanged_weights.RULE
 
     def sites(self, loop: Loop) -> Iterable[Site]:
         if loop.before and not loop.weights:
             yield Site("weights", None)
 
     def refusal(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
-        missing = unchanged_weights.missing()
-        if missing:
-            return "this Caffe2 has no {}".format(names(missing))
-        if loop.gradient is not None:
-            return "it is trained, and its weights change from run to run"
-        if loop.has_backward_step:
-            return "its step has a backward step: it may be trained"
-        if loop.net_frees:
-            return "a net of this type lets go of blobs that nothing reads any more"
+        reason = unchanged_weights.why_not(loop)
+        if reason is not None:
+            return reason
         if not unchanged_weights.found(loop, sizes):
             return "nothing in front of it is known to depend on weights alone"
         return None
 
     def loss(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
+        if kept_filters.are_in(loop.operators):
+            # Without it they would be kept for good.
+            return None
         weights = unchanged_weights.found(loop, sizes)
         made = unchanged_weights.made_of(loop, weights)
         shapes = tuple((weight, sizes.shape(weight)) for weight in weights)

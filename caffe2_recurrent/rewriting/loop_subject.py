@@ -1,0 +1,24 @@
+"""What is to be timed of a loop that stands for another one: a step, as it is run, and what comes before the loop."""
+
+from typing import Iterable, Mapping
+
+from caffe2.proto import caffe2_pb2
+
+from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.rewriting import kept_filters, unchanged_weights
+from caffe2_recurrent.rewriting.subjects import Subject
+from caffe2_recurrent.sizes import Shape
+
+
+def subject_of(
+    loop: Loop,
+    operators: Iterable[caffe2_pb2.OperatorDef],
+    shapes: Mapping[str, Shape],
+    slices: Iterable[str] = (),
+    steps: int = 1,
+) -> Subject:
+    """`operators` are those of the step. If the loop may keep what is made of weights, that takes no time."""
+    kept = unchanged_weights.made_of(loop, loop.fed) if loop.may_keep else []
+    in_each_run = unchanged_weights.without(loop.before, kept)
+    step = kept_filters.in_place(list(operators))
+    return Subject(step, shapes, in_each_run, slices=tuple(slices), steps=steps, kept=kept)

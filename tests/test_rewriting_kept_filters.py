@@ -1,0 +1,587 @@
+"""`packed_products` with filters that oneDNN keeps from run to run: right in each run, whatever has changed since."""
+
+import re
+
+import numpy as np
+import pytest
+from caffe2.python import core, workspace
+from caffe2.python.model_helper import ModelHelper
+from caffe2.python.predictor import predictor_exporter
+
+import comparing
+import rewriting_support as support
+import step_nets
+from caffe2_recurrent import (
+    GRU,
+    LSTM,
+    MILSTM,
+    describe,
+    draw,
+    optimize,
+    prediction_net,
+    recurrent_net,
+    save_predictor,
+    step_times,
+)
+from caffe2_recurrent.loop import WHEN_CHANGED, laid_out_when_changed
+from caffe2_recurrent.loop_reading import read_loops
+from caffe2_recurrent.operators import new_operator
+from caffe2_recurrent.rewriting import kept_filters, onednn, product_ways, trial, unchanged_weights
+from caffe2_recurrent.rewriting.emit import Emitter
+from caffe2_recurrent.rewriting.kept_filters import KEPT_FILTERS, in_place, keeps_filters, shown
+from caffe2_recurrent.rewriting.product import Product
+from caffe2_recurrent.rewriting.rules import packed_products
+from caffe2_recurrent.rewriting.subjects import Seconds
+from caffe2_recurrent.sizes import find_sizes
+from cells import CELLS
+from numpy_lstm import Case
+from onednn_support import assert_placed, force, leaving_no_trace, make_up, on_onednn
+from test_rewriting_onednn import feed_parameters
+from test_rewriting_unchanged_weights import as_built, change, parameters
+
+RULE = "packed_products"
+BOTH = [RULE, unchanged_weights.RULE]
+# Of several matrices there is one of another kind.
+ALL = [name for name in support.NAMES if name != "gates_first"]
+THERE = ["ResizeLike", "Conv"]
+WEIGHTS = "layer/gates_t_w"
+BESIDE = core.CreateOperator("Copy", ["a"], ["b"])
+FORWARD = {"gradients": False, "forward_only": True}
+EVERY_CELL = pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
+EVERY_STEP_NET = pytest.mark.parametrize("make", step_nets.AS_CAFFE2 + step_nets.MENDED, ids=lambda make: make.__name__)
+RULES = pytest.mark.parametrize("rules", [BOTH, ALL], ids=["both", "all rules"])
+
+IS_RIGHT = kept_filters.are_right(4, 16)
+# Where this Caffe2's oneDNN does not do as it should, nothing is made that way, and there is nothing to be seen.
+pytestmark = pytest.mark.usefixtures("every_size")
+
+
+@pytest.fixture(autouse=True)
+def forced(monkeypatch):
+    """Products are made that way wherever that may be."""
+    force(monkeypatch, KEPT_FILTERS)
+
+    def fastest(kind, product, steps, is_added, ways, may_keep):
+        return KEPT_FILTERS if KEPT_FILTERS in ways else ways[0]
+
+    monkeypatch.setattr(packed_products, "_fastest", fastest)
+
+
+def kept(rules=BOTH, builder=LSTM, **options):
+    """An LSTM that keeps its filters, and its results."""
+    model, blobs = support.lstm(builder=builder, **{**FORWARD, **options})
+    report = optimize(model, rules, even_if_slower=True)
+    assert report.counts[unchanged_weights.RULE] == 1 and has_kept(model.net) == IS_RIGHT, report
+    return model, blobs
+
+
+def has_kept(net):
+    return kept_filters.are_in(support.step(net).op)
+
+
+def leaving(net):
+    """The operators that take the old workspaces of steps away."""
+    laid_out = [operator for outer in net.Proto().op for operator in laid_out_when_changed(outer)]
+    return [operator for operator in laid_out if list(operator.output) == ["layer/step_workspaces"]]
+
+
+# --------------------------------------------------------------------------------------------------------------- values
+
+
+@EVERY_CELL
+@RULES
+def test_cells_have_the_values_of_a_numpy_loop(cell, rules):
+    with support.optimising(rules) as lines:
+        for lengths in (None, [cell.steps, 1]):
+            workspace.ResetWorkspace()
+            forward = cell.but(lengths=lengths, options={**cell.options, "forward_only": True})
+            forward.assert_right(executor=False)
+    assert lines.counts[unchanged_weights.RULE] == 2, lines.reasons
+
+
+@EVERY_STEP_NET
+@RULES
+@pytest.mark.parametrize("executor", [False, True])
+def test_step_nets_have_the_values_of_a_numpy_loop(make, rules, executor):
+    """Also with the RNN executor switched on again."""
+    step_net = make()
+    with support.optimising(rules):
+        outputs, _ = comparing.run(recurrent_net, step_net, executor, forward_only=True)
+    comparing.assert_outputs_and_gradients(step_net, outputs, {}, forward_only=True)
+
+
+@pytest.mark.parametrize("rules", [BOTH, ["transposed_weights", *BOTH]], ids=["rows", "columns"])
+@pytest.mark.parametrize("batch, size", [(1, 1), (1, 5), (1, 16), (2, 40), (17, 5), (17, 33)])
+def test_sizes_of_products(batch, size, rules):
+    case = Case(steps=4, batch=batch, dim_in=3, dim=size, options={"forward_only": True})
+    model, outputs = case.build()
+    rewrite = support.Optimised(rules)
+    found, *_ = comparing.run_layer(case, model, outputs, False, rewrite)
+    assert rewrite.report.counts[RULE] == 1
+    for index, expected in enumerate(case.reference()):
+        comparing.assert_close(found[index], expected, index)
+
+
+def test_rows_that_are_no_numbers():
+    """Sequences that have ended may hold anything."""
+    model, blobs = kept()
+    expected = as_built(blobs)
+    for name in ("h0", "c0"):
+        value = workspace.FetchBlob(name)
+        value[:, 1] = [np.nan, np.inf, -np.inf, 0]
+        workspace.FeedBlob(name, value)
+    found = support.run(model, blobs)
+    for ours, theirs in zip(found[0], expected[0]):
+        assert np.isnan(ours[:, 1]).any()
+        assert support.difference(ours[:, [0, 2]], theirs[:, [0, 2]]) < support.TOLERANCE
+
+
+# ------------------------------------------------------------------------------------------------------ from run to run
+
+
+@RULES
+@pytest.mark.parametrize("kind", ["simple", "dag", "async_scheduling"])
+@pytest.mark.parametrize("lengths", [False, True], ids=["whole", "lengths"])
+def test_runs_see_each_change(rules, kind, lengths):
+    """Of a weight, of what the weights are applied to, and of the numbers of steps and sequences."""
+    model, blobs = kept(rules, lengths=lengths)
+    model.net.Proto().type = kind
+    support.without_executor(model)
+    workspace.CreateNet(model.net)
+    sizes = iter([(2, 1), (14, 17), (1, 2), (14, 5), (1, 2), (3, 7)])
+    for seed, blob in enumerate([None, None, *parameters(), "x", "sizes", "sizes", *parameters(), *["sizes"] * 4]):
+        if blob == "sizes":
+            support.feed(*next(sizes), seed=seed)
+            if seed % 2:
+                change(WEIGHTS, seed)
+        elif blob is not None:
+            change(blob, seed)
+        workspace.RunNet(model.net)
+        support.assert_same(support.values(blobs), as_built(blobs, lengths=lengths))
+
+
+@pytest.mark.parametrize("layer", [LSTM, GRU, MILSTM], ids=lambda layer: layer.__name__)
+def test_two_layers(layer):
+    def run(rewrite):
+        workspace.ResetWorkspace()
+        model = ModelHelper("model")
+        outputs = layer(model, "x", None, None, 3, [4, 4], "layers", forward_only=True)
+        workspace.FeedBlob("x", np.random.RandomState(3).uniform(-1, 1, (5, 2, 3)).astype(np.float32))
+        workspace.RunNetOnce(model.param_init_net)
+        rewrite(model)
+        workspace.CreateNet(model.net)
+        found = []
+        for seed in range(3):
+            feed_parameters(model, seed)
+            workspace.RunNet(model.net, 2)
+            found.append(workspace.FetchBlob(str(outputs[0])))
+        return found, {}
+
+    def rewrite(model):
+        assert optimize(model, even_if_slower=True).counts[RULE] >= 2
+
+    support.assert_same(run(rewrite), run(lambda model: None))
+
+
+def test_it_would_show_if_filters_were_kept_for_good():
+    model, blobs = kept()
+    for outer in model.net.Proto().op:
+        if laid_out_when_changed(outer):
+            then = support.argument(outer, "then_net").n
+            left = [operator for operator in then.op if list(operator.output) != ["layer/step_workspaces"]]
+            assert len(left) == len(then.op) - IS_RIGHT
+            del then.op[:]
+            then.op.extend(left)
+    workspace.CreateNet(model.net)
+    workspace.RunNet(model.net)
+    support.assert_same(support.values(blobs), as_built(blobs))
+    change(WEIGHTS, 7)
+    workspace.RunNet(model.net)
+    is_same = support.difference(workspace.FetchBlob(blobs[0]), as_built(blobs)[0][0]) < support.TOLERANCE
+    assert is_same != IS_RIGHT
+
+
+def renamed(model, name):
+    """The model's net, with other names for the outputs of its loop."""
+    proto = model.net.Proto()
+    proto.name = name
+    (loop,) = [operator for operator in proto.op if operator.type == "RecurrentNetwork"]
+    names = {blob: "{}_{}".format(blob, name) for blob in loop.output}
+    loop.output[:] = [names[blob] for blob in loop.output]
+    for given in loop.arg:
+        if given.name == "alias_dst":
+            given.strings[:] = [names[blob.decode()].encode() for blob in given.strings]
+    return names
+
+
+def test_nets_that_share_weights_and_not_their_steps():
+    """One sees that the weights have changed, and the other must not take that for done."""
+    nets = []
+    for name in ("one", "other"):
+        model, blobs = support.lstm(name=name, **FORWARD)
+        names = renamed(model, name)
+        optimize(model, BOTH, even_if_slower=True)
+        workspace.CreateNet(model.net)
+        nets.append((model.net, [names[blob] for blob in blobs]))
+    for seed in range(5):
+        for net, found in nets[:: (-1) ** seed]:
+            workspace.RunNet(net)
+            support.assert_same(support.values(found), as_built(blobs))
+        change(WEIGHTS, seed)
+
+
+def test_nets_that_share_their_steps_and_not_what_is_laid_out():
+    models = []
+    for number, rules in enumerate([BOTH, ALL, ["scaled_weights", "lstm_unit", *BOTH]]):
+        model, blobs = kept(rules, name="model_{}".format(number))
+        models.append(model)
+        workspace.CreateNet(model.net)
+    for seed in range(4):
+        change(WEIGHTS, seed)
+        for model in [*models, *models]:
+            if seed % 2:
+                change("x", seed)
+            workspace.RunNet(model.net)
+            support.assert_same(support.values(blobs), as_built(blobs))
+
+
+def test_nets_for_other_numbers_of_sequences():
+    models = []
+    for name in ("many", "few"):
+        model, blobs = kept(name=name)
+        models.append(model)
+        workspace.CreateNet(model.net)
+    for seed in range(6):
+        for model, batch in zip(models, (17, 2)):
+            support.feed(batch=batch, seed=seed)
+            workspace.RunNet(model.net)
+            support.assert_same(support.values(blobs), as_built(blobs))
+
+
+def test_a_net_that_is_created_anew():
+    model, blobs = kept()
+    for seed in range(3):
+        workspace.CreateNet(model.net, overwrite=True)
+        change(WEIGHTS, seed)
+        workspace.RunNet(model.net, 2)
+        support.assert_same(support.values(blobs), as_built(blobs))
+
+
+def test_a_net_that_is_as_it_was_built_runs_beside():
+    model, blobs = kept(ALL)
+    workspace.CreateNet(model.net)
+    other, _ = support.lstm(name="other", **FORWARD)
+    workspace.CreateNet(other.net)
+    for seed in range(3):
+        for net in (model.net, other.net, model.net):
+            workspace.RunNet(net)
+            support.assert_same(support.values(blobs), as_built(blobs))
+        change(WEIGHTS, seed)
+
+
+@pytest.mark.parametrize("runs_before", [0, 2])
+def test_a_run_that_fails_leaves_nothing_behind(runs_before):
+    model, blobs = kept(ALL)
+    workspace.CreateNet(model.net)
+    if runs_before:
+        workspace.RunNet(model.net, runs_before)
+    weights = workspace.FetchBlob(WEIGHTS)
+    workspace.FeedBlob(WEIGHTS, np.ones((4 * support.D, support.D + 3), dtype=np.float32))
+    with pytest.raises(RuntimeError):
+        workspace.RunNet(model.net)
+    workspace.FeedBlob(WEIGHTS, weights)
+    workspace.RunNet(model.net, 2)
+    support.assert_same(support.values(blobs), as_built(blobs))
+
+
+def test_no_steps():
+    model, blobs = kept()
+    workspace.CreateNet(model.net)
+    for steps in (3, 0, 3):
+        support.feed(steps=steps)
+        workspace.RunNet(model.net)
+        support.assert_same(support.values(blobs[1::2]), as_built(blobs[1::2]))
+
+
+# ------------------------------------------------------------------------------------------------ what others see of it
+
+
+def test_the_step():
+    model, _ = kept()
+    assert_placed(model.net)
+    assert on_onednn(support.step(model.net).op) == (THERE if IS_RIGHT else ["Scale", "FC", "Add"])
+    assert len(leaving(model.net)) == IS_RIGHT
+
+
+def test_a_second_call_leaves_it_alone():
+    model, blobs = kept()
+    before = model.net.Proto().SerializeToString()
+    again = optimize(model, even_if_slower=True)
+    assert model.net.Proto().SerializeToString() == before or not IS_RIGHT
+    expected = ["an earlier `optimize` has made its products, whose results it reads where oneDNN leaves them"]
+    assert [refusal.reason for refusal in again.refusals] == expected or not IS_RIGHT
+    support.assert_same(support.run(model, blobs), as_built(blobs))
+
+
+@pytest.mark.parametrize("cut", ["before", "after"])
+def test_a_predictor(cut):
+    model, blobs = support.lstm(**FORWARD)
+    if cut == "after":
+        optimize(model, ALL, even_if_slower=True)
+    net, found = prediction_net(model, ["x", "h0", "c0"], blobs[:1])
+    if cut == "before":
+        optimize(net, ALL, even_if_slower=True)
+    assert has_kept(net) == IS_RIGHT and sorted(map(str, found)) == sorted(parameters())
+    workspace.CreateNet(net)
+    for seed in range(3):
+        change(WEIGHTS, seed)
+        workspace.RunNet(net, 2)
+        support.assert_same(support.values(blobs[:1]), as_built(blobs[:1]))
+
+
+def test_a_predictor_from_a_file(tmp_path):
+    model, blobs = kept(ALL)
+    workspace.RunNetOnce(model.net)
+    expected = support.values(blobs[:1])
+    inputs = ["x", "h0", "c0"]
+    path = str(tmp_path / "model.minidb")
+    meta = predictor_exporter.PredictorExportMeta(
+        predict_net=model.net.Proto(), parameters=parameters(), inputs=inputs, outputs=blobs[:1]
+    )
+    save_predictor(path, meta)
+    workspace.ResetWorkspace()
+    loaded = predictor_exporter.prepare_prediction_net(path, "minidb")
+    support.feed()
+    for _ in range(2):
+        workspace.RunNet(loaded)
+        support.assert_same(support.values(blobs[:1]), expected)
+
+
+def test_tools_know_such_steps(tmp_path):
+    model, blobs = kept(ALL)
+    workspace.CreateNet(model.net)
+    workspace.RunNet(model.net, 2)
+    assert "step 0" in str(step_times(model.net, runs=1))
+    assert ("Conv (oneDNN)" in str(describe(model.net))) == IS_RIGHT
+    draw(model, str(tmp_path / "loop.dot"))
+    assert ("Conv" in (tmp_path / "loop.dot").read_text()) == IS_RIGHT
+
+
+# ------------------------------------------------------------------------------------------------- where it may be done
+
+
+def ways(monkeypatch, model, rules=BOTH):
+    """The ways that are offered for the products of the step."""
+    offered = []
+
+    def fastest(kind, product, steps, is_added, ways, may_keep):
+        offered.append(set(ways))
+        return ways[0]
+
+    monkeypatch.setattr(packed_products, "_fastest", fastest)
+    optimize(model, rules, even_if_slower=True)
+    return offered
+
+
+def is_offered(monkeypatch, model, rules=BOTH):
+    offered = ways(monkeypatch, model, rules)
+    assert offered
+    return any(KEPT_FILTERS in found for found in offered)
+
+
+def test_it_is_offered(monkeypatch):
+    assert is_offered(monkeypatch, support.lstm(**FORWARD)[0]) == IS_RIGHT
+
+
+@pytest.mark.parametrize(
+    "rules, options",
+    [([RULE], FORWARD), (BOTH, {}), (BOTH, {"gradients": False})],
+    ids=["without the rule", "trained", "may be trained"],
+)
+def test_it_is_not_offered(monkeypatch, rules, options):
+    assert not is_offered(monkeypatch, support.lstm(**options)[0], rules)
+
+
+def test_it_is_not_offered_for_weights_that_the_net_makes(monkeypatch):
+    model, _ = support.lstm(**FORWARD)
+    operators = [core.CreateOperator("Scale", ["made_w"], [WEIGHTS], scale=1.0), *model.net.Proto().op]
+    workspace.FeedBlob("made_w", workspace.FetchBlob(WEIGHTS))
+    del model.net.Proto().op[:]
+    model.net.Proto().op.extend(operators)
+    assert not is_offered(monkeypatch, model)
+
+
+def test_it_is_not_offered_for_steps_that_run_in_any_order(monkeypatch):
+    model, _ = support.lstm(**FORWARD)
+    support.step(model.net).type = "dag"
+    assert not is_offered(monkeypatch, model)
+
+
+def test_it_is_not_offered_for_several_matrices():
+    assert KEPT_FILTERS in product_ways.ways_of(1, may_keep=True)
+    assert KEPT_FILTERS not in product_ways.ways_of(3, may_keep=True)
+    assert KEPT_FILTERS not in product_ways.ways_of(1)
+
+
+def test_it_is_not_offered_where_onednn_does_otherwise(monkeypatch):
+    monkeypatch.setattr(kept_filters, "are_right", lambda inner, outer: False)
+    assert not is_offered(monkeypatch, support.lstm(**FORWARD)[0])
+
+
+def test_a_trial_decides(monkeypatch):
+    monkeypatch.undo()
+    make_up(monkeypatch, Seconds(0.0, 2.0), kept_filters=Seconds(0.0, 1.0))
+    model, _ = support.lstm(**FORWARD)
+    optimize(model, BOTH)
+    assert has_kept(model.net) == IS_RIGHT
+    make_up(monkeypatch, Seconds(0.0, 2.0), inner_product=Seconds(0.0, 1.0), kept_filters=Seconds(0.0, 1.1))
+    model, _ = support.lstm(name="other", **FORWARD)
+    optimize(model, BOTH)
+    assert not has_kept(model.net)
+
+
+def test_weights_are_looked_at_whatever_that_takes(monkeypatch):
+    """Without, filters would be kept for good."""
+    monkeypatch.setattr(packed_products.PackedProducts, "loss", lambda self, loop, site, sizes: None)
+    model, _ = support.lstm(**FORWARD)
+    report = optimize(model, BOTH)
+    assert report.counts.get(unchanged_weights.RULE, 0) == IS_RIGHT
+
+
+# -------------------------------------------------------------------------------------------------- are_right, in_place
+
+
+@pytest.fixture
+def asked_anew():
+    kept_filters.are_right.cache_clear()
+    yield
+    kept_filters.are_right.cache_clear()
+
+
+@pytest.mark.usefixtures("asked_anew")
+@pytest.mark.parametrize("inner, outer", [(1, 1), (1, 4), (4, 1), (3, 16), (16, 16), (100, 33), (193, 512)])
+def test_what_is_said_of_sizes_is_so(inner, outer):
+    """With other numbers of rows and other weights than it was tried with."""
+    with leaving_no_trace():
+        is_right = kept_filters.are_right(inner, outer)
+    if not is_right:
+        return
+    random = np.random.RandomState(0)
+    loop = trial.lone_loop(["x", "w", "b", "y"])
+    emitter = Emitter(loop, loop.forward, "y")
+    kept_filters.emit(emitter, loop, Product("x", None, "w", "b", "y", None, inner, outer))
+    for rows in (4, 7, 20):
+        given = {"x": (1, rows, inner), "w": (outer, inner), "b": (outer,)}
+        for blob, shape in given.items():
+            workspace.FeedBlob(blob, random.uniform(-1, 1, shape).astype(np.float32))
+        workspace.RunOperatorsOnce([*loop.before, *in_place(emitter.operators, ["y"])])
+        x, w, b = (workspace.FetchBlob(blob).astype(np.float64) for blob in "xwb")
+        assert support.difference(workspace.FetchBlob("y"), x @ w.T + b) < support.TOLERANCE
+
+
+def other_layout(emit):
+    """Tensors of oneDNN's as they come, whose channels come first."""
+
+    def changed(emitter, kind, inputs, outputs, **arguments):
+        return emit(emitter, "Copy" if kind == kept_filters.CHANNELS_LAST else kind, inputs, outputs, **arguments)
+
+    return changed
+
+
+@pytest.mark.usefixtures("asked_anew")
+def test_another_order_is_found(monkeypatch):
+    monkeypatch.setattr(onednn, "add", other_layout(onednn.add))
+    with leaving_no_trace():
+        assert not kept_filters.are_right(3, 16)
+
+
+@pytest.mark.usefixtures("asked_anew")
+def test_results_elsewhere_are_found(monkeypatch):
+    monkeypatch.setattr(kept_filters, "shown", lambda results: results + "_elsewhere")
+    with leaving_no_trace():
+        assert not kept_filters.are_right(3, 16)
+
+
+@pytest.mark.usefixtures("asked_anew")
+def test_without_onednn(monkeypatch):
+    monkeypatch.setattr(onednn, "is_missing", lambda: True)
+    assert not kept_filters.are_right(3, 16)
+
+
+def operator(kind, inputs, outputs):
+    return new_operator(kind, inputs, outputs, BESIDE)
+
+
+def convolved(*others):
+    """A convolution that keeps its filters, a copy `y` of its result, and others."""
+    convolution = onednn.on_onednn(operator("Conv", ["r", "w"], ["there"]))
+    return [convolution, onednn.on_onednn(operator(onednn.FROM, ["there"], ["y"])), *others]
+
+
+def short(operators):
+    return ["{} {} -> {}".format(made.type, " ".join(made.input), " ".join(made.output)) for made in operators]
+
+
+THERE_NOW = shown("there")
+
+
+def test_readers_read_where_results_lie():
+    made = in_place(convolved(operator("Sum", ["y", "a"], ["y"]), operator("Tanh", ["y"], ["t"])))
+    assert short(made) == [
+        "Conv r w -> there",
+        "Sum {0} a -> {0}".format(THERE_NOW),
+        "Tanh {} -> t".format(THERE_NOW),
+    ]
+    assert [list(found.control_input) for found in made] == [[], ["there"], ["there"]]
+
+
+COPIED = {
+    "of another shape": [operator("Reshape", ["y"], ["y", "old"])],
+    "of other memory": [operator("ATen", ["y"], ["y"])],
+    "written anew": [operator("Tanh", ["y"], ["t"]), operator("Copy", ["t"], ["y"])],
+}
+
+
+@pytest.mark.parametrize("others", COPIED.values(), ids=list(COPIED))
+def test_copied_all_the_same(others):
+    made = in_place(convolved(*others))
+    assert short(made) == ["Conv r w -> there", "Copy {} -> y".format(THERE_NOW), *short(others)]
+    assert list(made[1].control_input) == ["there"]
+
+
+def test_copied_where_the_name_is_needed_or_older():
+    assert short(in_place(convolved(), ["y"])) == ["Conv r w -> there", "Copy {} -> y".format(THERE_NOW)]
+    older = [operator("Copy", ["a"], ["y"]), operator("Tanh", ["y"], ["t"]), *convolved()]
+    assert short(in_place(older))[-1] == "Copy {} -> y".format(THERE_NOW)
+
+
+def test_others_stay_as_they_are():
+    in_each_step = onednn.on_onednn(new_operator("Conv", ["r", "w"], ["there"], BESIDE, training_mode=1))
+    given = [in_each_step, onednn.on_onednn(operator(onednn.FROM, ["there"], ["y"]))]
+    assert not kept_filters.are_in(given)
+    assert in_place(given) == given and in_place(given)[0] is not given[0]
+    assert keeps_filters(convolved()[0]) and not keeps_filters(operator("Conv", ["r", "w"], ["y"]))
+
+
+def test_what_is_laid_out_is_called_after_the_workspaces():
+    """So that nets that share weights do not share what tells whether these have changed."""
+    model, _ = support.lstm(**FORWARD)
+    (loop,) = read_loops(model.net.Proto()).values()
+    sizes = find_sizes(model.net.Proto(), model.param_init_net.Proto(), {})
+    loop.may_keep = True
+    assert unchanged_weights.may_keep_of(loop, sizes, WEIGHTS)
+    assert not unchanged_weights.may_keep_of(loop, sizes, "x")
+    assert not unchanged_weights.may_keep_of(loop, sizes, "h0")
+    made = [operator("Transpose", [WEIGHTS], ["t"])]
+    rest = [operator("Tanh", ["t"], ["result"])]
+    names = []
+    for step, workspaces in (([], "a"), ([], "b"), (convolved(), "a"), (convolved(), "b")):
+        loop.operators, loop.outputs = step, [workspaces]
+        (laid_out,) = [
+            found
+            for found in unchanged_weights.when_changed(loop, [WEIGHTS], made, rest)
+            if any(given.n.name == WHEN_CHANGED for given in found.arg)
+        ]
+        assert (workspaces in laid_out.output) == bool(step)
+        names.append(re.findall("_[0-9a-f]{8}", laid_out.output[0]))
+    assert names[0] == names[1] and len({name for (name,) in names}) == 3
