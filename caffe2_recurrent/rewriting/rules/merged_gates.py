@@ -264,8 +264,8 @@ def _lone_gates(size: Size) -> Tuple[Loop, Dict[str, Shape]]:
         shapes["b{}".format(number)] = (width,)
     parts = ["part{}".format(number) for number in range(len(size.parts))]
     names = ["{}{}".format(blob, number) for blob in "yg" for number in range(2)]
-    weights = ["{}{}".format(blob, number) for blob in "wb" for number in range(2)]
-    loop = trial.lone_loop([*shapes, *parts, *names], weights if size.may_keep else ())
+    kept = ["{}{}".format(blob, number) for blob in "wb" for number in range(2)]
+    loop = trial.lone_loop([*shapes, *parts, *names], kept if size.may_keep else ())
     loop.operators.append(new_operator(SPLIT, ["x"], parts, loop.forward, axis=FEATURES, split=size.parts))
     for number in range(2):
         weights, bias, result, gate = ("{}{}".format(blob, number) for blob in "wbyg")
