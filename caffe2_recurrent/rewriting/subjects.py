@@ -124,7 +124,8 @@ def prepared(subject: Subject) -> Iterator[Callable[[float], Seconds]]:
             random = np.random.default_rng(0)
             for blob, shape in subject.inputs.items():
                 workspace.FeedBlob(blob, 2 * random.random(shape, dtype=np.float32) - 1)
-            workspace.RunNet(_create("trial_kept", subject.kept))
+            if subject.kept:
+                workspace.RunNet(_create("trial_kept", subject.kept))
             once = _create("trial_once", subject.once)
             # What it makes has to be there before a net that reads it can be created.
             workspace.RunNet(once)

@@ -9,7 +9,7 @@ from caffe2.python import workspace
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import INITIAL, STATES, integers, strings
-from caffe2_recurrent.operators import OPERATOR
+from caffe2_recurrent.operators import OPERATOR, read_before_written
 from caffe2_recurrent.sizes import Shape, Sizes, loop_outputs
 from caffe2_recurrent.viewing.inner_nets import Numbers, infer_counting, infer_if
 from caffe2_recurrent.viewing.structure import Structure
@@ -97,9 +97,8 @@ def find_loop_sizes(
         if initial and batch is not None:
             slices[outer_states] = (batch, initial[-1])
     inner = {structure.timestep: Tensor((1,), np.dtype(np.int32))}
-    inner.update(
-        (reference.outer, outer[reference.outer]) for reference in structure.references if reference.outer in outer
-    )
+    # References, and what steps go on with in its place.
+    inner.update((blob, outer[blob]) for blob in read_before_written(structure.operators) if blob in outer)
     inner.update((view.outer, outer[view.outer]) for view in structure.shown if view.outer in outer)
     # The engine links float32 only.
     views = [view for view in structure.views if view.outer in slices]

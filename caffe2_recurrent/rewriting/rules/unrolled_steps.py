@@ -8,7 +8,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.loop import Loop, Unrolled
 from caffe2_recurrent.operator_arguments import STATES, strings
 from caffe2_recurrent.operators import SHOWING, is_on_onednn
-from caffe2_recurrent.rewriting import loop_trial, overlap, row_biases, step_shapes, unrolled
+from caffe2_recurrent.rewriting import kept_filters, loop_trial, overlap, row_biases, step_shapes, unrolled
 from caffe2_recurrent.rewriting.backward_pass import state_gradients
 from caffe2_recurrent.rewriting.nnpack import is_by_nnpack
 from caffe2_recurrent.rewriting.rows import DIMENSIONS
@@ -125,6 +125,9 @@ def _why_not_in_company(loop: Loop) -> Optional[str]:
 
 
 def _why_not_forward(loop: Loop) -> Optional[str]:
+    if kept_filters.are_in(loop.operators):
+        # Nothing could make them anew where the net itself runs them.
+        return "operators of its steps keep what they have made of weights"
     states = {state.outer_states for state in unrolled.states(loop)}
     kept = unrolled.memory(loop)
     for link in loop.links:
