@@ -103,7 +103,7 @@ def test_cells_have_the_values_of_a_numpy_loop(cell, rules):
 @RULES
 @pytest.mark.parametrize("executor", [False, True])
 def test_step_nets_have_the_values_of_a_numpy_loop(make, rules, executor):
-    """Also with the RNN executor switched on again."""
+    """Also where the RNN executor is switched on again for all loops that have a setting of it."""
     step_net = make()
     with support.optimising(rules):
         outputs, _ = comparing.run(recurrent_net, step_net, executor, forward_only=True)
@@ -311,6 +311,12 @@ def test_the_step():
     assert_placed(model.net)
     assert on_onednn(support.step(model.net).op) == (THERE if IS_RIGHT else ["Scale", "FC", "Add"])
     assert len(leaving(model.net)) == IS_RIGHT
+
+
+def test_the_rnn_executor_has_no_setting_any_more():
+    model, _ = kept()
+    (loop,) = [operator for operator in model.net.Proto().op if operator.type == "RecurrentNetwork"]
+    assert any(given.name == "enable_rnn_executor" for given in loop.arg) != IS_RIGHT
 
 
 def test_a_second_call_leaves_it_alone():

@@ -123,7 +123,7 @@ def in_place(operators: Sequence[caffe2_pb2.OperatorDef], needed: Collection[str
                 dataflow.rename(operator, copy, shown(source))
         for operator in made:
             if shown(source) in operator.input:
-                # The RNN executor, which is off, would not know otherwise what it has to wait for.
+                # Nets that run operators side by side would not know otherwise what it has to wait for.
                 operator.control_input.append(source)
     return made
 

@@ -4,7 +4,9 @@ from typing import Iterable, List, Optional
 
 from caffe2.proto import caffe2_pb2
 
+from caffe2_recurrent.executor import ENABLE
 from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.operator_arguments import remove_arguments
 from caffe2_recurrent.rewriting import kept_filters, product_ways, separate_rows, step_products, unchanged_weights
 from caffe2_recurrent.rewriting.overlap import has_threads_given, switch_executor_off, why_executor_pays
 from caffe2_recurrent.rewriting.product import Product
@@ -106,6 +108,10 @@ class PackedProducts(Rule):
         if product_ways.is_by_onednn(way):
             # Its threads bring threads of OpenMP, and so of oneDNN, of their own.
             switch_executor_off(loop)
+        if way == product_ways.KEPT_FILTERS:
+            # Who turns it on for all loops that have it leaves this one alone: it would go on with operators of step
+            # workspaces that are gone.
+            remove_arguments(loop.forward, [ENABLE])
 
 
 def _may_keep(loop: Loop, operators: Operators, product: Product, sizes: Sizes) -> bool:
