@@ -5,16 +5,13 @@ import re
 import numpy as np
 import pytest
 from caffe2.python import core, workspace
-from caffe2.python.model_helper import ModelHelper
 from caffe2.python.predictor import predictor_exporter
 
 import comparing
 import rewriting_support as support
 import step_nets
 from caffe2_recurrent import (
-    GRU,
     LSTM,
-    MILSTM,
     describe,
     draw,
     optimize,
@@ -36,8 +33,8 @@ from caffe2_recurrent.sizes import find_sizes
 from cells import CELLS
 from numpy_lstm import Case
 from onednn_support import assert_placed, force, leaving_no_trace, make_up, on_onednn
-from test_rewriting_onednn import feed_parameters
-from test_rewriting_unchanged_weights import as_built, change, parameters
+from test_rewriting_packed_products import assert_rows_stay_apart
+from test_rewriting_unchanged_weights import LAYERS, as_built, change, parameters, two_layers
 
 RULE = "packed_products"
 BOTH = [RULE, unchanged_weights.RULE]
@@ -123,17 +120,8 @@ def test_sizes_of_products(batch, size, rules):
 
 
 def test_rows_that_are_no_numbers():
-    """Sequences that have ended may hold anything."""
     model, blobs = kept()
-    expected = as_built(blobs)
-    for name in ("h0", "c0"):
-        value = workspace.FetchBlob(name)
-        value[:, 1] = [np.nan, np.inf, -np.inf, 0]
-        workspace.FeedBlob(name, value)
-    found = support.run(model, blobs)
-    for ours, theirs in zip(found[0], expected[0]):
-        assert np.isnan(ours[:, 1]).any()
-        assert support.difference(ours[:, [0, 2]], theirs[:, [0, 2]]) < support.TOLERANCE
+    assert_rows_stay_apart(model, blobs, as_built(blobs))
 
 
 # ------------------------------------------------------------------------------------------------------ from run to run
@@ -160,27 +148,9 @@ def test_runs_see_each_change(rules, kind, lengths):
         support.assert_same(support.values(blobs), as_built(blobs, lengths=lengths))
 
 
-@pytest.mark.parametrize("layer", [LSTM, GRU, MILSTM], ids=lambda layer: layer.__name__)
+@LAYERS
 def test_two_layers(layer):
-    def run(rewrite):
-        workspace.ResetWorkspace()
-        model = ModelHelper("model")
-        outputs = layer(model, "x", None, None, 3, [4, 4], "layers", forward_only=True)
-        workspace.FeedBlob("x", np.random.RandomState(3).uniform(-1, 1, (5, 2, 3)).astype(np.float32))
-        workspace.RunNetOnce(model.param_init_net)
-        rewrite(model)
-        workspace.CreateNet(model.net)
-        found = []
-        for seed in range(3):
-            feed_parameters(model, seed)
-            workspace.RunNet(model.net, 2)
-            found.append(workspace.FetchBlob(str(outputs[0])))
-        return found, {}
-
-    def rewrite(model):
-        assert optimize(model, even_if_slower=True).counts[RULE] >= 2
-
-    support.assert_same(run(rewrite), run(lambda model: None))
+    assert two_layers(layer).counts[RULE] >= 2
 
 
 def test_it_would_show_if_filters_were_kept_for_good():
