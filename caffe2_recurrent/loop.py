@@ -393,6 +393,15 @@ def laid_out_when_changed(operator: caffe2_pb2.OperatorDef) -> Sequence[caffe2_p
     return net.op if net.name == WHEN_CHANGED else []
 
 
+def name_steps_by_content(forward: caffe2_pb2.OperatorDef) -> None:
+    """Step workspaces keep the nets that they have run, and know them by name."""
+    for name in (STEP_NET, BACKWARD_STEP_NET):
+        changed = net_argument(forward, name)
+        if changed.op:
+            changed.name = _name_by_content(changed)
+            set_arguments(forward, {name: changed})
+
+
 def _set_step(
     operator: caffe2_pb2.OperatorDef, name: str, net: caffe2_pb2.NetDef, operators: Sequence[caffe2_pb2.OperatorDef]
 ) -> None:

@@ -1,6 +1,8 @@
 """`packed_products` with filters that oneDNN keeps from run to run: right in each run, whatever has changed since."""
 
-import re
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -20,7 +22,6 @@ from caffe2_recurrent import (
     save_predictor,
     step_times,
 )
-from caffe2_recurrent.loop import WHEN_CHANGED, laid_out_when_changed
 from caffe2_recurrent.loop_reading import read_loops
 from caffe2_recurrent.operators import new_operator
 from caffe2_recurrent.rewriting import kept_filters, onednn, product_ways, trial, unchanged_weights
@@ -32,7 +33,7 @@ from caffe2_recurrent.rewriting.subjects import Seconds
 from caffe2_recurrent.sizes import find_sizes
 from cells import CELLS
 from numpy_lstm import Case
-from onednn_support import assert_placed, force, leaving_no_trace, make_up, on_onednn
+from onednn_support import assert_placed, force, inner_nets, leaving_no_trace, make_up, on_onednn
 from test_rewriting_packed_products import assert_rows_stay_apart
 from test_rewriting_unchanged_weights import LAYERS, as_built, change, parameters, two_layers
 
@@ -76,10 +77,9 @@ def has_kept(net):
     return kept_filters.are_in(support.step(net).op)
 
 
-def leaving(net):
-    """The operators that take the old workspaces of steps away."""
-    laid_out = [operator for outer in net.Proto().op for operator in laid_out_when_changed(outer)]
-    return [operator for operator in laid_out if list(operator.output) == ["layer/step_workspaces"]]
+def making_tensors(net):
+    """The nets that make oneDNN's tensors, and take away the step workspaces of the run before."""
+    return [inner for _, inner in inner_nets(net) if any(made.type == kept_filters.CHANNELS_LAST for made in inner.op)]
 
 
 # --------------------------------------------------------------------------------------------------------------- values
@@ -155,13 +155,13 @@ def test_two_layers(layer):
 
 def test_it_would_show_if_filters_were_kept_for_good():
     model, blobs = kept()
-    for outer in model.net.Proto().op:
-        if laid_out_when_changed(outer):
-            then = support.argument(outer, "then_net").n
-            left = [operator for operator in then.op if list(operator.output) != ["layer/step_workspaces"]]
-            assert len(left) == len(then.op) - IS_RIGHT
-            del then.op[:]
-            then.op.extend(left)
+    workspaces = model.net.Proto().op[-1].output[-1]
+    for inner in making_tensors(model.net):
+        left = [made for made in inner.op if list(made.output) != [workspaces]]
+        assert len(left) == len(inner.op) - 1
+        del inner.op[:]
+        inner.op.extend(left)
+        inner.external_output.remove(workspaces)
     workspace.CreateNet(model.net)
     workspace.RunNet(model.net)
     support.assert_same(support.values(blobs), as_built(blobs))
@@ -237,6 +237,73 @@ def test_a_net_that_is_created_anew():
         support.assert_same(support.values(blobs), as_built(blobs))
 
 
+@pytest.mark.usefixtures("executor_in_created_nets")
+@pytest.mark.parametrize("trained", [False, True])
+def test_the_rnn_executor_of_another_net_keeps_its_workspaces(trained):
+    model, blobs = kept(ALL)
+    other, _ = support.lstm(name="other", **({} if trained else FORWARD))
+    for net in (other.net, model.net):
+        workspace.CreateNet(net)
+    for seed in range(4):
+        for net in (model.net, other.net):
+            workspace.RunNet(net)
+            support.assert_same(support.values(blobs), as_built(blobs))
+        change(WEIGHTS, seed)
+
+
+# With one thread of OpenMP in this one and as many as there are in others, oneDNN plans otherwise in each.
+IN_THREADS = """
+import sys, threading
+import numpy as np
+from caffe2.python import core, workspace
+core.GlobalInit(["test", "--caffe2_omp_num_threads=1", "--caffe2_mkl_num_threads=1"])
+from caffe2.python.model_helper import ModelHelper
+from caffe2_recurrent import LSTM, optimize
+from caffe2_recurrent.rewriting import kept_filters
+from caffe2_recurrent.rewriting.rules import packed_products
+
+def fastest(kind, product, steps, is_added, ways, may_keep):
+    return "kept filters" if "kept filters" in ways else ways[0]
+
+packed_products._fastest = fastest
+random = np.random.RandomState(0)
+models = []
+for name in ("optimised", "built"):
+    model = ModelHelper(name, init_params=name == "optimised")
+    models.append((model, LSTM(model, "x", None, ("h0", "c0"), 20, 150, "lstm", forward_only=True)[0]))
+for blob, shape in {"x": (6, 11, 20), "h0": (1, 11, 150), "c0": (1, 11, 150)}.items():
+    workspace.FeedBlob(blob, random.uniform(-1, 1, shape).astype(np.float32))
+workspace.RunNetOnce(models[0][0].param_init_net)
+rules = ["lstm_unit", "scaled_weights", "sequence_bias", "joined_sequence", "packed_products", "unchanged_weights"]
+optimize(models[0][0], rules, even_if_slower=True, trials=False)
+workspace.RunNetOnce(models[0][0].net)
+for model, _ in models:
+    workspace.CreateNet(model.net)
+for who in sys.argv[1]:
+    found = []
+    for model, hidden in models:
+        run = threading.Thread(target=workspace.RunNet, args=[model.net])
+        run.run() if who == "m" else run.start()
+        if who != "m":
+            run.join()
+        found.append(workspace.FetchBlob(hidden))
+    assert np.abs(found[0] - found[1]).max() < 1e-5, np.abs(found[0] - found[1]).max()
+    if who == "t":
+        weights = workspace.FetchBlob("lstm/gates_t_w")
+        workspace.FeedBlob("lstm/gates_t_w", random.permutation(weights))
+"""
+
+
+@pytest.mark.parametrize("threads", ["ttmm", "tmtm", "mmtt"])
+def test_runs_in_other_threads(threads):
+    """This one, or a new one for each run, with another number of threads of OpenMP."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    done = subprocess.run(
+        [sys.executable, "-c", IN_THREADS, threads], env=environment, stderr=subprocess.PIPE, check=False
+    )
+    assert done.returncode == 0, done.stderr.decode()
+
+
 def test_a_net_that_is_as_it_was_built_runs_beside():
     model, blobs = kept(ALL)
     workspace.CreateNet(model.net)
@@ -280,7 +347,7 @@ def test_the_step():
     model, _ = kept()
     assert_placed(model.net)
     assert on_onednn(support.step(model.net).op) == (THERE if IS_RIGHT else ["Scale", "FC", "Add"])
-    assert len(leaving(model.net)) == IS_RIGHT
+    assert len(making_tensors(model.net)) == IS_RIGHT
 
 
 def test_the_rnn_executor_has_no_setting_any_more():
@@ -341,6 +408,34 @@ def test_tools_know_such_steps(tmp_path):
     assert ("Conv (oneDNN)" in str(describe(model.net))) == IS_RIGHT
     draw(model, str(tmp_path / "loop.dot"))
     assert ("Conv" in (tmp_path / "loop.dot").read_text()) == IS_RIGHT
+
+
+@pytest.mark.parametrize("way", [*product_ways.ways_of(1, may_keep=True)])
+def test_weights_of_another_shape_with_as_many_numbers(monkeypatch, way):
+    """Laid out they would be taken for those that were there."""
+    monkeypatch.undo()
+    force(monkeypatch, way)
+    model, _ = support.lstm(**FORWARD)
+    optimize(model, BOTH, even_if_slower=True)
+    workspace.CreateNet(model.net)
+    workspace.RunNet(model.net)
+    workspace.FeedBlob(WEIGHTS, workspace.FetchBlob(WEIGHTS).T.copy())
+    with pytest.raises(RuntimeError):
+        workspace.RunNet(model.net)
+
+
+def test_a_bias_that_the_step_computes(monkeypatch):
+    """What would lay it out before the loop is left out."""
+    make = step_nets.Maker()
+    x, h = make.sequence(), make.state()
+    w, g = make.reference("w", step_nets.D, step_nets.D), make.reference("g", step_nets.D)
+    product = make.cell.FC([h, w, make.cell.Scale(g, "b_t", scale=2.0)], "u", axis=2)
+    make.link(h, make.cell.Tanh(make.cell.Sum([product, x], "total"), "h_t"))
+    step_net = make.done(forward_only=True)
+    net, _ = comparing.build(recurrent_net, step_net)
+    comparing.feed(step_net)
+    offered = ways(monkeypatch, net)
+    assert offered and all(found.isdisjoint([KEPT_FILTERS, onednn.INNER_PRODUCT]) for found in offered)
 
 
 # ------------------------------------------------------------------------------------------------- where it may be done
@@ -414,14 +509,6 @@ def test_a_trial_decides(monkeypatch):
     model, _ = support.lstm(name="other", **FORWARD)
     optimize(model, BOTH)
     assert not has_kept(model.net)
-
-
-def test_weights_are_looked_at_whatever_that_takes(monkeypatch):
-    """Without, filters would be kept for good."""
-    monkeypatch.setattr(packed_products.PackedProducts, "loss", lambda self, loop, site, sizes: None)
-    model, _ = support.lstm(**FORWARD)
-    report = optimize(model, BOTH)
-    assert report.counts.get(unchanged_weights.RULE, 0) == IS_RIGHT
 
 
 # -------------------------------------------------------------------------------------------------- are_right, in_place
@@ -539,25 +626,11 @@ def test_others_stay_as_they_are():
     assert keeps_filters(convolved()[0]) and not keeps_filters(operator("Conv", ["r", "w"], ["y"]))
 
 
-def test_what_is_laid_out_is_called_after_the_workspaces():
-    """So that nets that share weights do not share what tells whether these have changed."""
+def test_of_what_may_be_kept():
     model, _ = support.lstm(**FORWARD)
     (loop,) = read_loops(model.net.Proto()).values()
     sizes = find_sizes(model.net.Proto(), model.param_init_net.Proto(), {})
+    assert not unchanged_weights.may_keep_of(loop, sizes, WEIGHTS)
     loop.may_keep = True
     assert unchanged_weights.may_keep_of(loop, sizes, WEIGHTS)
-    assert not unchanged_weights.may_keep_of(loop, sizes, "x")
-    assert not unchanged_weights.may_keep_of(loop, sizes, "h0")
-    made = [operator("Transpose", [WEIGHTS], ["t"])]
-    rest = [operator("Tanh", ["t"], ["result"])]
-    names = []
-    for step, workspaces in (([], "a"), ([], "b"), (convolved(), "a"), (convolved(), "b")):
-        loop.operators, loop.outputs = step, [workspaces]
-        (laid_out,) = [
-            found
-            for found in unchanged_weights.when_changed(loop, [WEIGHTS], made, rest)
-            if any(given.n.name == WHEN_CHANGED for given in found.arg)
-        ]
-        assert (workspaces in laid_out.output) == bool(step)
-        names.append(re.findall("_[0-9a-f]{8}", laid_out.output[0]))
-    assert names[0] == names[1] and len({name for (name,) in names}) == 3
+    assert not any(unchanged_weights.may_keep_of(loop, sizes, blob) for blob in ("x", "h0"))

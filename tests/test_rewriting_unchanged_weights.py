@@ -210,6 +210,21 @@ def test_nets_that_lay_out_the_same_weights_otherwise_do_not_meet():
             support.assert_same(support.values(blobs), as_built(blobs))
 
 
+def test_nets_whose_steps_differ_in_what_they_read_alone():
+    """One of them has seen other weights meanwhile, and their steps are in the same workspaces."""
+    nets = []
+    for name, rules in (("one", TRANSPOSED), ("other", ["sequence_bias", *TRANSPOSED])):
+        model, blobs = kept(rules, name=name)
+        support.without_executor(model)
+        workspace.CreateNet(model.net)
+        nets.append(model.net)
+    weights = [workspace.FetchBlob(WEIGHTS), -workspace.FetchBlob(WEIGHTS)]
+    for net, which in ((0, 0), (1, 0), (0, 1), (1, 0), (0, 0), (1, 1), (0, 0)):
+        workspace.FeedBlob(WEIGHTS, weights[which])
+        workspace.RunNet(nets[net])
+        support.assert_same(support.values(blobs), as_built(blobs))
+
+
 def test_a_net_that_trains_the_weights_runs_beside():
     model, blobs = kept(support.NAMES)
     workspace.CreateNet(model.net)

@@ -6,7 +6,10 @@ Rows are an image whose channels come last, weights the filters of a convolution
 
 In memory that is `[N, K]` and `[N, M]`: oneDNN reads the rows as they lie, and leaves the results as the step wants
 them. Filters it lays out in an order that no operator gives away. Its convolution keeps what it has made of them in its
-first run, so whoever changes them has to see to it that the operators are made anew (`unchanged_weights.py`).
+first run, and what it has planned: not only would it miss that weights change. In another thread, for which OpenMP has
+another number of threads, it would run what oneDNN has planned there for filters in another order, of which it knows by
+that number alone (`primitive_cache.cpp`). So each run has new operators: in front of the loop something else is put
+into the blob of its step workspaces, which no other loop has, and the engine makes new ones.
 
 Both tensors of oneDNN's are made in front of the loop, for as many rows as the run has. The memory of the results is
 that of a blob of the CPU's, which steps read; no operator of theirs writes it by that name. So until all else is done
@@ -47,9 +50,16 @@ Operators = List[caffe2_pb2.OperatorDef]
 def emit(emitter: Emitter, loop: Loop, product: Product) -> None:
     """The operators of the step in place of the product, and those before the loop."""
     like, like_result = (_like(loop, size) for size in (product.inner, product.outer))
+    if loop.workspaces not in loop.made.values():
+        # Of its own: the RNN executor of another loop may have operators in those that were there.
+        loop.outputs[-1] = loop.made["workspaces"] = loop.new_blob("workspaces_of_a_run")
     rows, results = (loop.new_blob(product.output + name) for name in ("_rows_there", "_there"))
     _make_tensors(loop, product, like, like_result, rows, results)
-    bias = [] if product.bias is None else [onednn.laid_out_before(loop, "plain", product.bias, 1, onednn.copy_there)]
+    bias = (
+        []
+        if product.bias is None
+        else [onednn.laid_out_before(loop, "plain", product.bias, [product.outer], onednn.copy_there)]
+    )
     inputs = [rows, _filters(loop, product), *bias]
     for outer in (like, *inputs, results, shown(results)):
         loop.add_reference(outer)
@@ -160,7 +170,9 @@ def _make_tensors(loop: Loop, product: Product, like: str, like_result: str, row
     emitter.add("ConstantFill", [shape], memory, input_as_shape=1, value=0.0)
     onednn.add(emitter, SHOWING, [like_result], [results], scale=1.0)
     emitter.reshape_in_place_like(memory, shape)
-    loop.before += onednn.in_a_net(emitter.operators, [rows, results, memory], loop)
+    # Here, and not by itself: who cuts out of a net what makes its outputs leaves out what nothing reads.
+    emitter.add("ConstantFill", [], loop.workspaces, shape=[1], value=0.0)
+    loop.before += onednn.in_a_net(emitter.operators, [rows, results, memory, loop.workspaces], loop)
 
 
 def _filters(loop: Loop, product: Product) -> str:
@@ -174,5 +186,5 @@ def _filters(loop: Loop, product: Product) -> str:
         return onednn.add(emitter, "Reshape", [there], [there, emitter.blob("old_shape")], shape=shape)
 
     if product.rows is not None:
-        return onednn.laid_out_before(loop, "filters", product.rows, 2, lay_out)
-    return onednn.laid_out_before(loop, "filters, transposed", product.columns, 2, lay_out)
+        return onednn.laid_out_before(loop, "filters", product.rows, [product.outer, product.inner], lay_out)
+    return onednn.laid_out_before(loop, "filters, transposed", product.columns, [product.inner, product.outer], lay_out)

@@ -9,6 +9,9 @@ from caffe2_recurrent.rewriting import kept_filters, unchanged_weights
 from caffe2_recurrent.rewriting.subjects import Subject
 from caffe2_recurrent.sizes import Shape
 
+# Those of a loop without a backward step and without the RNN executor.
+WORKSPACES = 2
+
 
 def subject_of(
     loop: Loop,
@@ -17,8 +20,12 @@ def subject_of(
     slices: Iterable[str] = (),
     steps: int = 1,
 ) -> Subject:
-    """`operators` are those of the step. If the loop may keep what is made of weights, that takes no time."""
+    """`operators` are those of the step. If the loop may keep what is made of weights, that takes no time.
+
+    Operators that keep filters are made in each run, in two step workspaces.
+    """
     kept = unchanged_weights.made_of(loop, loop.fed) if loop.may_keep else []
     in_each_run = unchanged_weights.without(loop.before, kept)
     step = kept_filters.in_place(list(operators))
-    return Subject(step, shapes, in_each_run, slices=tuple(slices), steps=steps, kept=kept)
+    anew = WORKSPACES if kept_filters.are_in(step) else 0
+    return Subject(step, shapes, in_each_run, slices=tuple(slices), steps=steps, kept=kept, anew=anew)

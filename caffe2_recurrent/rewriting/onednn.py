@@ -190,7 +190,7 @@ def _emit_inner_product(emitter: Emitter, loop: Loop, product: Product) -> None:
     bias = product.bias
     if bias is None:
         bias = loop.add_before("ConstantFill", [], product.output + "_no_bias", shape=[product.outer], value=0.0)
-    inputs = [_rows(loop, product), laid_out_before(loop, "plain", bias, 1, copy_there)]
+    inputs = [_rows(loop, product), laid_out_before(loop, "plain", bias, [product.outer], copy_there)]
     for outer in inputs:
         loop.add_reference(outer)
     laid_out = by_the_cpu(emitter, "Scale", [product.input], "input", scale=1.0)
@@ -228,10 +228,10 @@ def _image(loop: Loop, product: Product) -> str:
         arguments = {"kernel": 1, "group": product.inner, "training_mode": 1}
         return add(emitter, "Conv", [plain, filters], [emitter.blob("in_blocks")], **arguments)
 
-    dimensions = 2 if product.parts == 1 else 3
+    parts = [product.parts] if product.parts > 1 else []
     if product.columns is not None:
-        return laid_out_before(loop, "image", product.columns, dimensions, lay_out)
-    return laid_out_before(loop, "image, transposed", product.rows, dimensions, lay_out)
+        return laid_out_before(loop, "image", product.columns, [*parts, product.inner, product.outer], lay_out)
+    return laid_out_before(loop, "image, transposed", product.rows, [*parts, product.outer, product.inner], lay_out)
 
 
 def _rows(loop: Loop, product: Product) -> str:
@@ -241,8 +241,8 @@ def _rows(loop: Loop, product: Product) -> str:
         return transposed(emitter, copy_there(emitter, weights))
 
     if product.rows is not None:
-        return laid_out_before(loop, "plain", product.rows, 2, copy_there)
-    return laid_out_before(loop, "transposed", product.columns, 2, lay_out)
+        return laid_out_before(loop, "plain", product.rows, [product.outer, product.inner], copy_there)
+    return laid_out_before(loop, "transposed", product.columns, [product.inner, product.outer], lay_out)
 
 
 def copy_there(emitter: Emitter, blob: str) -> str:
@@ -250,17 +250,27 @@ def copy_there(emitter: Emitter, blob: str) -> str:
 
 
 def laid_out_before(
-    loop: Loop, layout: str, blob: Optional[str], dimensions: int, lay_out: Callable[[Emitter, str], str]
+    loop: Loop, layout: str, blob: Optional[str], shape: Sequence[int], lay_out: Callable[[Emitter, str], str]
 ) -> str:
     """What `lay_out` makes of an outer blob, once before the loop; the same blob if it is asked for again."""
     assert blob is not None
     key = ("onednn", layout, blob)
     if key not in loop.made:
         emitter = Emitter(loop, loop.forward, blob)
-        only_floats.emit(emitter, blob, dimensions)
+        only_floats.emit(emitter, blob, len(shape))
+        _emit_shape(emitter, blob, shape)
         loop.made[key] = lay_out(emitter, blob)
         loop.before += in_a_net(emitter.operators, [loop.made[key]], loop)
     return loop.made[key]
+
+
+def _emit_shape(emitter: Emitter, blob: str, shape: Sequence[int]) -> None:
+    """Operators that fail unless `blob` is of that shape; one of as many numbers would be laid out like it."""
+    found = emitter.new("Shape", [blob], "shape")
+    wanted = emitter.new("GivenTensorInt64Fill", [], "wanted_shape", shape=[len(shape)], values=list(shape))
+    same = emitter.new("EQ", [found, wanted], "has_shape")
+    message = "'{}' is not [{}], for which the net has been optimised".format(blob, ", ".join(map(str, shape)))
+    emitter.operators.append(new_operator("Assert", [same], [], emitter.beside, error_msg=message))
 
 
 def transposed(emitter: Emitter, there: str, each: bool = False) -> str:

@@ -29,6 +29,11 @@ def is_by_onednn(way: str) -> bool:
     return way in (*onednn.WAYS, KEPT_FILTERS)
 
 
+def lays_out_bias(way: str) -> bool:
+    """Whether it does so before the loop, and so cannot do with a bias that the step computes."""
+    return way in (onednn.INNER_PRODUCT, KEPT_FILTERS)
+
+
 def emit(way: str, loop: Loop, product: Product, beside: caffe2_pb2.OperatorDef) -> Emitter:
     """The operators of the step in place of the product, and those before the loop that lay out its weights."""
     emitter = Emitter(loop, beside, product.output)

@@ -42,6 +42,8 @@ FLOAT = 4  # bytes
 FAR = 1 << 22
 LEAST_SLICE = 1 << 15
 MOST_TURNS = 32
+# Operators that a step has beside those that are tried.
+OTHERS = 12
 
 Operators = Sequence[caffe2_pb2.OperatorDef]
 
@@ -62,7 +64,8 @@ class Subject(NamedTuple):
 
     `wakes_threads`: what it takes depends on how soon the system lets another thread go on, so that what counts is not
     its best time but the usual one. `slices` are inputs of the step that are others in each of `steps` steps. What runs
-    before all that is `kept` from run to run, and takes no time.
+    before all that is `kept` from run to run, and takes no time. The operators of the step are made `anew` so many
+    times for all steps, among as many others as a step has.
     """
 
     step: Operators
@@ -72,6 +75,7 @@ class Subject(NamedTuple):
     slices: Tuple[str, ...] = ()
     steps: int = 1
     kept: Operators = ()
+    anew: int = 0
 
     @property
     def size(self) -> int:
@@ -140,12 +144,26 @@ def prepared(subject: Subject) -> Iterator[Callable[[float], Seconds]]:
             nonlocal is_new
             was_new, is_new = is_new, False
             with inside(name):
+                made_anew = subject.anew * _making(subject) if subject.anew else 0.0
                 return Seconds(
-                    _timed(once, math.inf, was_new, _best) if subject.once else 0.0,
+                    made_anew + (_timed(once, math.inf, was_new, _best) if subject.once else 0.0),
                     _timed(step, turns * of_interest, was_new, _usual if subject.wakes_threads else _best) / turns,
                 )
 
         yield seconds
+
+
+def _making(subject: Subject) -> float:
+    """The time that the operators of a step take when they are made, and more than usual when they first run."""
+    blob = next(iter(subject.inputs))
+    others = [caffe2_pb2.OperatorDef(type="Copy", input=[blob], output=["other"]) for _ in range(OTHERS)]
+    found = []
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        net = _create("trial_anew", [*subject.step, *others], overwrite=True)
+        workspace.RunNet(net)
+        found.append(time.perf_counter() - start - _time(net, 1))
+    return max(0.0, min(found))
 
 
 def result(operators: Operators, values: Mapping[str, np.ndarray], blob: str) -> np.ndarray:
@@ -178,8 +196,8 @@ def _own_workspace() -> Iterator[str]:
         _in_use.remove(name)
 
 
-def _create(name: str, operators: Operators) -> str:
-    workspace.CreateNet(caffe2_pb2.NetDef(name=name, op=operators))
+def _create(name: str, operators: Operators, overwrite: bool = False) -> str:
+    workspace.CreateNet(caffe2_pb2.NetDef(name=name, op=operators), overwrite)
     return name
 
 

@@ -4,8 +4,7 @@
                    if so: copies of the weights; operators
 
 What they make stays in its blobs. The names of these end in a hash of the operators, so that no net finds there what
-others have made. Each net makes it anew in its first run, which an operator that counts its own runs tells. Where steps
-keep filters (`kept_filters.py`) their workspaces go, and with them the operators that have laid these out.
+others have made. Each net makes it anew in its first run, which an operator that counts its own runs tells.
 """
 
 import zlib
@@ -15,10 +14,10 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
 from caffe2_recurrent.blob_names import all_names
-from caffe2_recurrent.loop import WHEN_CHANGED, Loop
-from caffe2_recurrent.operators import new_operator, read_before_written, renamed
+from caffe2_recurrent.loop import WHEN_CHANGED, Loop, name_steps_by_content
+from caffe2_recurrent.operator_arguments import nets_of
+from caffe2_recurrent.operators import OPERATOR, new_operator, read_before_written, renamed
 from caffe2_recurrent.problems import names
-from caffe2_recurrent.rewriting import kept_filters
 from caffe2_recurrent.rewriting.emit import ATEN
 from caffe2_recurrent.sizes import Sizes
 
@@ -101,10 +100,7 @@ def guarded(loop: Loop, operators: Operators) -> Operators:
 
 def when_changed(loop: Loop, weights: Sequence[str], made: Operators, rest: Operators) -> Operators:
     """`made`, to be run when `weights` have changed, and `rest`, which reads what it makes."""
-    kept_by = [loop.workspaces] if kept_filters.are_in(loop.operators) else []
-    # Whatever else is in that blob, the engine puts new workspaces into it.
-    leaving = [_operator(loop, "ConstantFill", [], [blob], shape=[1], value=0.0) for blob in kept_by]
-    ending = "_{:08x}".format(zlib.crc32(caffe2_pb2.NetDef(op=[*made, *leaving]).SerializeToString()))
+    ending = "_{:08x}".format(zlib.crc32(caffe2_pb2.NetDef(op=made).SerializeToString()))
     written = {blob for operator in made for blob in operator.output}
     read = dict.fromkeys(blob for blob in all_names(caffe2_pb2.NetDef(op=rest)) if blob in written)
     results = {blob: loop.new_blob(blob + ending) for blob in read}
@@ -113,16 +109,30 @@ def when_changed(loop: Loop, weights: Sequence[str], made: Operators, rest: Oper
     laid_out = [
         *_emptying(loop, copies.values()),
         *(renamed(operator, results) for operator in made),
-        *leaving,
         *(_operator(loop, "Copy", [weight], [copy]) for weight, copy in copies.items()),
     ]
     is_changed = loop.new_blob("weights_are_new")
-    kept = [*results.values(), *copies.values(), *kept_by]
+    kept = [*results.values(), *copies.values()]
     return [
         *_comparing(loop, copies, is_changed),
         _operator(loop, "If", [is_changed, *weights], kept, then_net=_net(WHEN_CHANGED, laid_out)),
-        *(renamed(operator, results) for operator in rest),
+        *(_reading(operator, results) for operator in rest),
     ]
+
+
+def _reading(operator: caffe2_pb2.OperatorDef, results: Dict[str, str]) -> caffe2_pb2.OperatorDef:
+    """The operator, of the results by their new names; step nets that read others are called otherwise, too."""
+    made = renamed(operator, results)
+    _name_steps(made)
+    return made
+
+
+def _name_steps(operator: caffe2_pb2.OperatorDef) -> None:
+    if operator.type == OPERATOR:
+        name_steps_by_content(operator)
+    for net in nets_of(operator):
+        for inner in net.op:
+            _name_steps(inner)
 
 
 def _comparing(loop: Loop, copies: Dict[str, str], is_changed: str) -> Operators:

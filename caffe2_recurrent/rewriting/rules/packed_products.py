@@ -133,6 +133,8 @@ def _ways(loop: Loop, product: Product, may_keep: bool) -> List[str]:
     """Those that keep the rows of sequences apart, and do with the threads that somebody has given the RNN executor."""
     size = (product.inner, product.outer, product.parts)
     ways = [way for way in product_ways.ways_of(product.parts, may_keep) if separate_rows.in_steps(way, *size)]
+    if product.bias is not None and product.bias not in loop.references:
+        ways = [way for way in ways if not product_ways.lays_out_bias(way)]
     return [way for way in ways if not (product_ways.is_by_onednn(way) and has_threads_given(loop))]
 
 

@@ -8,7 +8,7 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operators import read_before_written
-from caffe2_recurrent.rewriting import kept_filters, trial, unchanged_weights
+from caffe2_recurrent.rewriting import trial, unchanged_weights
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.subjects import Seconds, Subject
 from caffe2_recurrent.sizes import Shape, Sizes
@@ -44,9 +44,6 @@ class UnchangedWeights(Rule):
         return None
 
     def loss(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
-        if kept_filters.are_in(loop.operators):
-            # Without it they would be kept for good.
-            return None
         weights = unchanged_weights.found(loop, sizes)
         made = unchanged_weights.made_of(loop, weights)
         shapes = tuple((weight, sizes.shape(weight)) for weight in weights)
