@@ -8,6 +8,7 @@
 `inner_X` is a name in the step nets, `outer_X` one in the net around them.
 """
 
+import enum
 import re
 import zlib
 from dataclasses import dataclass, field
@@ -40,6 +41,16 @@ WHEN_CHANGED = "weights_changed"
 # What ends the name of a step net that has been changed.
 CONTENT = re.compile("_[0-9a-f]{8}$")
 BACKWARD = (BACKWARD_STEP_NET, POSITIONS, PYTHON_POSITIONS, SEQUENCE_GRADIENTS)
+
+
+class Keeping(enum.IntEnum):
+    """What may outlive the operators that make it: filters that oneDNN lays out, for the steps of a run
+    (`kept_filters.py`); and what is made of weights, for other runs too (`unchanged_weights.py`).
+    """
+
+    NOTHING = 0
+    FILTERS = 1
+    WEIGHTS = 2
 
 
 class Parameter(NamedTuple):
@@ -149,7 +160,7 @@ class Loop:
     counts. `shared` are the blobs that steps share, `shared_before` those that they shared before anything was
     rewritten, `linked_before` those that were linked then. `fed` are the blobs that operators of the net read and none
     writes. `net_frees`: the net lets go of blobs once nothing reads them any more. With `weights`, what depends on
-    these alone is to be made when they have changed; `may_keep`: that could be. With `unrolled` its steps are to be
+    these alone is to be made when they have changed; `may_keep` says what could be. With `unrolled` its steps are to be
     written out. `rules` are the names of those that are to be applied to it.
     """
 
@@ -188,7 +199,7 @@ class Loop:
     weights: Tuple[str, ...] = ()
     unrolled: Optional[Unrolled] = None
     rules: FrozenSet[str] = frozenset()
-    may_keep: bool = False
+    may_keep: Keeping = Keeping.NOTHING
     has_company: bool = False
 
     @property

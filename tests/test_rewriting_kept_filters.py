@@ -10,10 +10,12 @@ from caffe2.python import core, workspace
 from caffe2.python.predictor import predictor_exporter
 
 import comparing
+import onednn_support
 import rewriting_support as support
 import step_nets
 from caffe2_recurrent import (
     LSTM,
+    MILSTM,
     describe,
     draw,
     optimize,
@@ -22,18 +24,20 @@ from caffe2_recurrent import (
     save_predictor,
     step_times,
 )
+from caffe2_recurrent.loop import Keeping
 from caffe2_recurrent.loop_reading import read_loops
 from caffe2_recurrent.operators import new_operator
 from caffe2_recurrent.rewriting import kept_filters, onednn, product_ways, trial, unchanged_weights
 from caffe2_recurrent.rewriting.emit import Emitter
 from caffe2_recurrent.rewriting.kept_filters import KEPT_FILTERS, in_place, keeps_filters, shown
 from caffe2_recurrent.rewriting.product import Product
-from caffe2_recurrent.rewriting.rules import packed_products
+from caffe2_recurrent.rewriting.rules import backward_loop, packed_products
 from caffe2_recurrent.rewriting.subjects import Seconds
 from caffe2_recurrent.sizes import find_sizes
 from cells import CELLS
 from numpy_lstm import Case
-from onednn_support import assert_placed, force, inner_nets, leaving_no_trace, make_up, on_onednn
+from onednn_support import assert_cell, assert_placed, force, inner_nets, leaving_no_trace, make_up, on_onednn
+from test_rewriting_onednn import adam, trained
 from test_rewriting_packed_products import assert_rows_stay_apart
 from test_rewriting_unchanged_weights import LAYERS, as_built, change, parameters, two_layers
 
@@ -45,6 +49,7 @@ THERE = ["ResizeLike", "Conv"]
 WEIGHTS = "layer/gates_t_w"
 BESIDE = core.CreateOperator("Copy", ["a"], ["b"])
 FORWARD = {"gradients": False, "forward_only": True}
+EVERY_CELL_THAT_TRAINS = onednn_support.EVERY_CELL
 EVERY_CELL = pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
 EVERY_STEP_NET = pytest.mark.parametrize("make", step_nets.AS_CAFFE2 + step_nets.MENDED, ids=lambda make: make.__name__)
 RULES = pytest.mark.parametrize("rules", [BOTH, ALL], ids=["both", "all rules"])
@@ -260,7 +265,7 @@ core.GlobalInit(["test", "--caffe2_omp_num_threads=1", "--caffe2_mkl_num_threads
 from caffe2.python.model_helper import ModelHelper
 from caffe2_recurrent import LSTM, optimize
 from caffe2_recurrent.rewriting import kept_filters
-from caffe2_recurrent.rewriting.rules import packed_products
+from caffe2_recurrent.rewriting.rules import backward_loop, packed_products
 
 def fastest(kind, product, steps, is_added, ways, may_keep):
     return "kept filters" if "kept filters" in ways else ways[0]
@@ -338,6 +343,101 @@ def test_no_steps():
         support.feed(steps=steps)
         workspace.RunNet(model.net)
         support.assert_same(support.values(blobs[1::2]), as_built(blobs[1::2]))
+
+
+# ----------------------------------------------------------------------------------------------------- loops that train
+
+
+@pytest.fixture
+def two_loops(backward_loops, monkeypatch):
+    """Backward passes are loops of their own, of however few steps."""
+    monkeypatch.setattr(backward_loop, "FEWEST_OPERATORS", 0)
+
+
+def kept_by(net):
+    """Whether the steps of each loop of the net keep filters."""
+    return [kept_filters.are_in(inner.op) for (_, name), inner in inner_nets(net) if name == "step_net"]
+
+
+@EVERY_CELL_THAT_TRAINS
+@pytest.mark.usefixtures("two_loops")
+def test_cells_that_train(name, variant):
+    rewrite = support.Optimised(ALL)
+    assert_cell(name, variant, rewrite)
+    assert rewrite.report.counts[RULE] or not IS_RIGHT
+
+
+@EVERY_STEP_NET
+@pytest.mark.usefixtures("two_loops")
+@pytest.mark.parametrize("executor", [False, True])
+def test_step_nets_that_train(make, executor):
+    step_net = make()
+    outputs, gradients = comparing.run(recurrent_net, step_net, executor, support.Optimised(ALL))
+    comparing.assert_outputs_and_gradients(step_net, outputs, gradients)
+
+
+@pytest.mark.usefixtures("two_loops")
+@pytest.mark.parametrize("memory", [False, True], ids=["kept", "recomputed"])
+def test_both_loops_keep_filters(memory):
+    options = {"memory_optimization": memory}
+    expected = support.run(*support.lstm(**options))
+    workspace.ResetWorkspace()
+    model, blobs = support.lstm(**options)
+    support.Optimised(ALL)(model)
+    assert kept_by(model.net) == [IS_RIGHT, IS_RIGHT]
+    assert_placed(model.net)
+    workspace.CreateNet(model.net)
+    for _ in range(3):
+        workspace.RunNet(model.net)
+        support.assert_same(support.values(blobs), expected)
+
+
+@pytest.mark.usefixtures("two_loops")
+@pytest.mark.parametrize("builder", [LSTM, MILSTM], ids=lambda builder: builder.__name__)
+@pytest.mark.parametrize("kind", ["simple", "dag", "async_scheduling"])
+def test_training_gives_the_same_parameters(builder, kind):
+    rewrite = support.Optimised(ALL)
+    found = trained(rewrite, kind, builder, adam, runs=25)
+    expected = trained(lambda model: None, kind, builder, adam, runs=25)
+    assert kept_by(rewrite.net) == [IS_RIGHT, IS_RIGHT]
+    for ours, theirs in zip(found[0], expected[0]):
+        # Adam divides small gradients by their size, and so magnifies what rounding leaves of them.
+        assert support.difference(ours, theirs) < 1e-3
+
+
+@pytest.mark.usefixtures("two_loops")
+@pytest.mark.parametrize("memory", [False, True], ids=["kept", "recomputed"])
+def test_other_numbers_of_steps_and_sequences_that_train(memory):
+    options = {"lengths": True, "memory_optimization": memory}
+    expected = support.runs_of_other_sizes(lambda model: None, **options)
+    support.assert_same(support.runs_of_other_sizes(support.Optimised(ALL), **options), expected)
+
+
+@pytest.mark.usefixtures("two_loops")
+def test_a_wrong_filter_of_the_backward_step_is_seen(monkeypatch):
+    emit = product_ways.emit
+
+    def emit_wrongly(way, loop, product, beside):
+        is_backward = loop.gradient is not None and any(beside is other for other in loop.gradient.operators)
+        if is_backward:
+            product = product._replace(columns=product.rows, rows=product.columns)
+        return emit(way, loop, product, beside)
+
+    monkeypatch.setattr(product_ways, "emit", emit_wrongly)
+    step_net = step_nets.reference_read_twice()
+    outputs, gradients = comparing.run(recurrent_net, step_net, False, support.Optimised(ALL))
+    with pytest.raises(AssertionError):
+        comparing.assert_outputs_and_gradients(step_net, outputs, gradients)
+
+
+@EVERY_STEP_NET
+def test_a_loop_that_does_not_become_two_lays_them_out_in_each_step(monkeypatch, make):
+    """There are as many step workspaces as steps; such a loop is not to be chosen, and right if it is."""
+    monkeypatch.setattr(packed_products, "_becomes_two", lambda loop, sizes: True)
+    step_net, rewrite = make(), support.Optimised([*ALL])
+    outputs, gradients = comparing.run(recurrent_net, step_net, False, rewrite)
+    comparing.assert_outputs_and_gradients(step_net, outputs, gradients)
+    assert not any(kept_by(rewrite.net)) or make is step_nets.lstm_forward_only
 
 
 # ------------------------------------------------------------------------------------------------ what others see of it
@@ -473,13 +573,20 @@ def test_it_is_not_offered(monkeypatch, rules, options):
     assert not is_offered(monkeypatch, support.lstm(**options)[0], rules)
 
 
-def test_it_is_not_offered_for_weights_that_the_net_makes(monkeypatch):
-    model, _ = support.lstm(**FORWARD)
+def test_weights_that_the_net_makes():
+    """They may be others in each run, and so have to be laid out in each."""
+    model, blobs = support.lstm(**FORWARD)
     operators = [core.CreateOperator("Scale", ["made_w"], [WEIGHTS], scale=1.0), *model.net.Proto().op]
-    workspace.FeedBlob("made_w", workspace.FetchBlob(WEIGHTS))
+    workspace.FeedBlob(model.net.AddExternalInput("made_w"), workspace.FetchBlob(WEIGHTS))
     del model.net.Proto().op[:]
     model.net.Proto().op.extend(operators)
-    assert not is_offered(monkeypatch, model)
+    optimize(model, BOTH, even_if_slower=True)
+    assert has_kept(model.net) == IS_RIGHT
+    workspace.CreateNet(model.net)
+    for seed in range(3):
+        change("made_w", seed)
+        workspace.RunNet(model.net)
+        support.assert_same(support.values(blobs), as_built(blobs))
 
 
 def test_it_is_not_offered_for_steps_that_run_in_any_order(monkeypatch):
@@ -631,6 +738,6 @@ def test_of_what_may_be_kept():
     (loop,) = read_loops(model.net.Proto()).values()
     sizes = find_sizes(model.net.Proto(), model.param_init_net.Proto(), {})
     assert not unchanged_weights.may_keep_of(loop, sizes, WEIGHTS)
-    loop.may_keep = True
+    loop.may_keep = Keeping.WEIGHTS
     assert unchanged_weights.may_keep_of(loop, sizes, WEIGHTS)
     assert not any(unchanged_weights.may_keep_of(loop, sizes, blob) for blob in ("x", "h0"))

@@ -18,7 +18,7 @@ from caffe2_recurrent.gradient_maker import POSITIONS
 from caffe2_recurrent.loop import Loop, State
 from caffe2_recurrent.operator_arguments import STATES, integers, strings
 from caffe2_recurrent.operators import BACKWARD_PASS_OF, LINK, OPERATOR, copied, gradient_name, new_operator
-from caffe2_recurrent.rewriting import dataflow
+from caffe2_recurrent.rewriting import dataflow, kept_filters
 from caffe2_recurrent.rewriting.emit import ATEN, aten_is_missing
 from caffe2_recurrent.rewriting.engine_blobs import is_of_engine
 from caffe2_recurrent.wiring import STEP_WORKSPACES, Alias, Link
@@ -126,19 +126,18 @@ def _backward(loop: Loop, of_states: Dict[str, StateGradient], last: Dict[str, s
     # Without `enable_rnn_executor`: who turns it on for all loops that have it leaves this one alone, of whose links it
     # does not know.
     arguments = {"timestep": loop.timestep, BACKWARD_PASS_OF: loop.workspaces}
+    state_links = [
+        link for of in of_states.values() for link in (Link(of.incoming, of.outer, 0), Link(of.outgoing, of.outer, 1))
+    ]
     made = Loop(
         name=gradient.sequence,
         forward=new_operator(OPERATOR, [], [], loop.forward, **arguments),
         net=net,
-        operators=_step(loop, shown, added),
+        operators=kept_filters.in_place(_step(loop, shown, added), {link.inner for link in [*shown, *state_links]}),
         inputs=[loop.inputs[0]],
         outputs=list(dict.fromkeys([gradient.sequence, *(alias.outer_output for alias in aliases), *gradient.others])),
         states=states,
-        links=[
-            link
-            for of in of_states.values()
-            for link in (Link(of.incoming, of.outer, 0), Link(of.outgoing, of.outer, 1))
-        ],
+        links=state_links,
         aliases=aliases,
         timestep=loop.timestep,
         shared=_shared(loop),
@@ -154,7 +153,7 @@ def _backward(loop: Loop, of_states: Dict[str, StateGradient], last: Dict[str, s
     for outer in seen:
         # It is read as a view; who writes to its memory by its own name has to wait.
         made.add_reference(str(of_states[outer].of_all))
-    made.outputs.append(loop.new_blob("gradient_" + STEP_WORKSPACES))
+    made.outputs.append(kept_filters.backward_workspaces(loop) or loop.new_blob("gradient_" + STEP_WORKSPACES))
     return made
 
 

@@ -21,14 +21,14 @@ last, convolution_forward in ideep's operators/conv.hpp asks for such a result, 
 
 import contextlib
 import functools
-from typing import Collection, Iterable, List, Sequence
+from typing import Collection, Iterable, List, Optional, Sequence
 
 import numpy as np
 from caffe2.proto import caffe2_pb2
 from caffe2.python import workspace
 
 from caffe2_recurrent.loop import Loop
-from caffe2_recurrent.operator_arguments import integer
+from caffe2_recurrent.operator_arguments import integer, set_arguments
 from caffe2_recurrent.operators import SUM, copied, is_on_onednn, new_operator
 from caffe2_recurrent.rewriting import dataflow, onednn, trial
 from caffe2_recurrent.rewriting.emit import Emitter
@@ -38,6 +38,8 @@ from caffe2_recurrent.scratch_workspace import scratch_workspace
 
 KEPT_FILTERS = "kept filters"
 CHANNELS_LAST = "NCHW2NHWC"
+# Step workspaces of both loops.
+FORWARD, BACKWARD = "workspaces_of_a_run", "gradient_workspaces_of_a_run"
 # The operator of the CPU whose result lies where oneDNN has its own.
 SHOWING = "Scale"
 WORKSPACE = "caffe2_recurrent_kept_filters"
@@ -50,11 +52,8 @@ Operators = List[caffe2_pb2.OperatorDef]
 def emit(emitter: Emitter, loop: Loop, product: Product) -> None:
     """The operators of the step in place of the product, and those before the loop."""
     like, like_result = (_like(loop, size) for size in (product.inner, product.outer))
-    if loop.workspaces not in loop.made.values():
-        # Of its own: the RNN executor of another loop may have operators in those that were there.
-        loop.outputs[-1] = loop.made["workspaces"] = loop.new_blob("workspaces_of_a_run")
     rows, results = (loop.new_blob(product.output + name) for name in ("_rows_there", "_there"))
-    _make_tensors(loop, product, like, like_result, rows, results)
+    _make_tensors(loop, product, like, like_result, rows, results, _workspaces(loop, emitter.beside))
     bias = (
         []
         if product.bias is None
@@ -107,6 +106,11 @@ def shown(results: str) -> str:
     return ON_CPU.format(results, SHOWING)
 
 
+def backward_workspaces(loop: Loop) -> Optional[str]:
+    """The blob of the step workspaces of its backward pass, if steps of that keep filters."""
+    return loop.made.get(BACKWARD)
+
+
 def keeps_filters(operator: caffe2_pb2.OperatorDef) -> bool:
     return operator.type == "Conv" and is_on_onednn(operator) and not integer(operator, "training_mode", 0)
 
@@ -115,14 +119,20 @@ def are_in(operators: Iterable[caffe2_pb2.OperatorDef]) -> bool:
     return any(map(keeps_filters, operators))
 
 
-def in_place(operators: Sequence[caffe2_pb2.OperatorDef], needed: Collection[str] = ()) -> Operators:
-    """`operators` of a step that read the results where they lie, in place of copies.
+def in_place(
+    operators: Sequence[caffe2_pb2.OperatorDef], needed: Collection[str] = (), keeps: bool = True
+) -> Operators:
+    """`operators` of a step that read the results where they lie, in place of copies; if not `keeps`, filters are laid
+    out in each step.
 
     To be done when no rule looks at them any more. Blobs that are `needed` under their name are copied, and so are
     those that operators change in a way that their memory would not stand.
     """
     made = [copied(operator) for operator in operators]
-    results = {operator.output[0] for operator in made if keeps_filters(operator)}
+    keeping = [operator for operator in made if keeps_filters(operator)]
+    for operator in keeping:
+        set_arguments(operator, {"training_mode": int(not keeps)})
+    results = {operator.output[0] for operator in keeping}
     for copying in [operator for operator in made if operator.type == onednn.FROM and operator.input[0] in results]:
         (source,), (copy,) = copying.input, copying.output
         if copy in needed or not _may_be_shown(made, copy):
@@ -156,7 +166,23 @@ def _batch(loop: Loop) -> str:
     return loop.add_before("Shape", loop.inputs[:1], "rows_of_image", axes=[1])
 
 
-def _make_tensors(loop: Loop, product: Product, like: str, like_result: str, rows: str, results: str) -> None:
+def _workspaces(loop: Loop, operator: caffe2_pb2.OperatorDef) -> str:
+    """The blob of the step workspaces of the loop, or of its backward pass, that `operator` belongs to.
+
+    Of its own: the RNN executor of another loop may have operators in those that were there.
+    """
+    is_forward = loop.gradient is None or not any(operator is other for other in loop.gradient.operators)
+    key = FORWARD if is_forward else BACKWARD
+    if key not in loop.made:
+        loop.made[key] = loop.new_blob(key)
+        if is_forward:
+            loop.outputs[-1] = loop.made[key]
+    return loop.made[key]
+
+
+def _make_tensors(
+    loop: Loop, product: Product, like: str, like_result: str, rows: str, results: str, workspaces: str
+) -> None:
     """oneDNN's tensors `rows` and `results`, and the blob of the CPU's with the memory of the second, `[1, N, M]`."""
     one = loop.add_before("GivenTensorInt64Fill", [], "one", shape=[1], values=[1])
     width = loop.add_before("GivenTensorInt64Fill", [], "width", shape=[1], values=[product.outer])
@@ -171,8 +197,8 @@ def _make_tensors(loop: Loop, product: Product, like: str, like_result: str, row
     onednn.add(emitter, SHOWING, [like_result], [results], scale=1.0)
     emitter.reshape_in_place_like(memory, shape)
     # Here, and not by itself: who cuts out of a net what makes its outputs leaves out what nothing reads.
-    emitter.add("ConstantFill", [], loop.workspaces, shape=[1], value=0.0)
-    loop.before += onednn.in_a_net(emitter.operators, [rows, results, memory, loop.workspaces], loop)
+    emitter.add("ConstantFill", [], workspaces, shape=[1], value=0.0)
+    loop.before += onednn.in_a_net(emitter.operators, [rows, results, memory, workspaces], loop)
 
 
 def _filters(loop: Loop, product: Product) -> str:

@@ -4,7 +4,7 @@ from typing import Iterable, Mapping
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loop import Keeping, Loop
 from caffe2_recurrent.rewriting import kept_filters, unchanged_weights
 from caffe2_recurrent.rewriting.subjects import Subject
 from caffe2_recurrent.sizes import Shape
@@ -24,7 +24,7 @@ def subject_of(
 
     Operators that keep filters are made in each run, in two step workspaces.
     """
-    kept = unchanged_weights.made_of(loop, loop.fed) if loop.may_keep else []
+    kept = unchanged_weights.made_of(loop, loop.fed) if loop.may_keep is Keeping.WEIGHTS else []
     in_each_run = unchanged_weights.without(loop.before, kept)
     step = kept_filters.in_place(list(operators))
     anew = WORKSPACES if kept_filters.are_in(step) else 0

@@ -5,7 +5,7 @@ from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loop import Keeping, Loop
 from caffe2_recurrent.loop_reading import read_loops
 from caffe2_recurrent.operator_arguments import has_nets
 from caffe2_recurrent.operators import GRADIENT_OPERATOR, LINK, OPERATOR, is_backward_of
@@ -26,6 +26,8 @@ from caffe2_recurrent.rewriting.rule import Rule
 from caffe2_recurrent.sizes import Sizes
 
 Operators = List[caffe2_pb2.OperatorDef]
+# The rule that makes a backward pass a loop.
+BACKWARD_LOOP = "backward_loop"
 
 
 def rewritten(
@@ -45,7 +47,7 @@ def rewritten(
         loop.known_rows |= with_rows(loop, sizes)
         loop.columns.update(step_shapes.columns(loop, sizes))
         loop.rules = frozenset(rule.name for rule in rules)
-        loop.may_keep = unchanged_weights.may_keep(loop)
+        loop.may_keep = Keeping.WEIGHTS if unchanged_weights.may_be_kept(loop) else _filters_of(loop)
         with trial.trying(trials):
             made, left = _apply_all(rules, loop, sizes, even_if_slower)
         rewrites += made
@@ -53,7 +55,7 @@ def rewritten(
         if made:
             memory_names.set_apart(loop)
             changed[position] = loop
-    differentiated = {loop.outputs[-1]: loop for loop in changed.values() if loop.gradient is not None}
+    differentiated = {loop.forward.output[-1]: loop for loop in changed.values() if loop.gradient is not None}
     around = {
         position: taking_its_place
         for loop in changed.values()
@@ -93,9 +95,7 @@ def around_forward(loop: Loop) -> Operators:
     """What takes the place of the forward operator, as far as the loop has been rewritten."""
     if loop.unrolled is not None:
         return unrolled.around_forward(loop)
-    needed = {*(link.inner for link in loop.all_links), *loop.net.external_output}
-    in_place = kept_filters.in_place(loop.operators, needed)
-    return dataclasses.replace(loop, operators=in_place).around_forward()
+    return _in_place(loop).around_forward()
 
 
 def around_gradient(loop: Loop) -> Operators:
@@ -103,7 +103,25 @@ def around_gradient(loop: Loop) -> Operators:
     assert loop.gradient is not None
     if loop.unrolled is not None:
         return unrolled.around_gradient(loop)
-    return loop.around_gradient() if loop.gradient.turned is None else backward_pass.operators(loop)
+    return _in_place(loop).around_gradient() if loop.gradient.turned is None else backward_pass.operators(loop)
+
+
+def _in_place(loop: Loop) -> Loop:
+    """The loop, whose steps read results of oneDNN where these lie."""
+    linked, gradient = {link.inner for link in loop.all_links}, loop.gradient
+    needed = {*linked, *loop.net.external_output}
+    keeps = gradient is None or gradient.turned is not None
+    if gradient is not None:
+        needed.update(blob for operator in gradient.operators for blob in operator.input)
+        own = {*linked, *gradient.net.external_output, *gradient.of_parameters}
+        gradient = dataclasses.replace(gradient, operators=kept_filters.in_place(gradient.operators, own, keeps))
+    operators = kept_filters.in_place(loop.operators, needed, keeps)
+    return dataclasses.replace(loop, operators=operators, gradient=gradient)
+
+
+def _filters_of(loop: Loop) -> Keeping:
+    # Who trains has other weights in each run.
+    return Keeping.FILTERS if loop.gradient is not None and BACKWARD_LOOP in loop.rules else Keeping.NOTHING
 
 
 def _apply_all(
@@ -145,7 +163,7 @@ def apply(rule: Rule, loop: Loop, sizes: Sizes, even_if_slower: bool = False) ->
 
 
 def _out_of_reach(loop: Loop) -> Optional[str]:
-    if kept_filters.are_in(loop.operators):
+    if any(map(kept_filters.are_in, loop.steps)):
         return "an earlier `optimize` has made its products, whose results it reads where oneDNN leaves them"
     if any(operator.type == LINK for operator in loop.operators):
         return "it is a backward pass that has been made a loop of its own"

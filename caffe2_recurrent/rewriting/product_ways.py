@@ -15,10 +15,7 @@ KEPT_FILTERS = kept_filters.KEPT_FILTERS
 
 
 def ways_of(parts: int, may_keep: bool = False) -> List[str]:
-    """Those that this Caffe2 has for a product with so many matrices.
-
-    `may_keep`: what is made of its weights is made when they have changed.
-    """
+    """Those that this Caffe2 has for a product with so many matrices. `may_keep`: operators of steps may, filters."""
     found = [] if onednn.is_missing() else onednn.ways_of(parts)
     if found and may_keep and parts == 1:
         found.append(KEPT_FILTERS)

@@ -5,7 +5,7 @@ from typing import Dict, NamedTuple, Optional, Tuple
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loop import Keeping, Loop
 from caffe2_recurrent.operator_arguments import integer, integers, set_arguments
 from caffe2_recurrent.operators import is_on_onednn
 from caffe2_recurrent.rewriting import onednn, product_ways, trial
@@ -29,8 +29,8 @@ ROWS, COLUMNS, TRANSPOSED_ROWS = "rows", "columns", "transposed rows"
 class Size(NamedTuple):
     """`rows` rows of `inner` numbers, by the operator `kind`, to rows of `outer`; weights `[outer, inner]` or not.
 
-    Where it `is_added`, a Sum with something else belongs to it. With several `parts` there are as many matrices. If it
-    `may_keep` what is made of its weights, that takes no time.
+    Where it `is_added`, a Sum with something else belongs to it. With several `parts` there are as many matrices. What
+    it `may_keep` of its weights takes no time.
     """
 
     kind: str
@@ -41,10 +41,10 @@ class Size(NamedTuple):
     in_rows: bool
     is_added: bool = False
     parts: int = 1
-    may_keep: bool = False
+    may_keep: Keeping = Keeping.NOTHING
 
     @classmethod
-    def of(cls, kind: str, product: Product, is_added: bool = False, may_keep: bool = False) -> "Size":
+    def of(cls, kind: str, product: Product, is_added: bool = False, may_keep: Keeping = Keeping.NOTHING) -> "Size":
         assert product.batch is not None
         has_bias, in_rows = product.bias is not None, product.rows is not None
         # With weights in rows again.
@@ -145,7 +145,8 @@ def seconds_of_step(size: Size, way: str, steps: Optional[int]) -> float:
 
 def tried(size: Size, way: str) -> Seconds:
     """Such a product by itself: as it is, an FC with weights transposed beforehand, or in another way."""
-    ways = (AS_IT_IS, *((TRANSPOSED,) if size.kind == FC else ()), *product_ways.ways_of(size.parts, size.may_keep))
+    others = product_ways.ways_of(size.parts, bool(size.may_keep))
+    ways = (AS_IT_IS, *((TRANSPOSED,) if size.kind == FC else ()), *others)
     found: Dict[str, Seconds] = _tried(size, ways)
     return found[way]
 
@@ -169,7 +170,7 @@ def _subject(size: Size, way: str) -> Subject:
         adding.append(caffe2_pb2.OperatorDef(type="Sum", input=["y", "a"], output=["y"]))
     if way == AS_IT_IS:
         return Subject([operator, *adding], shapes)
-    loop = trial.lone_loop(shapes, WEIGHTS if size.may_keep else ())
+    loop = trial.lone_loop(shapes, WEIGHTS, size.may_keep)
     if way == TRANSPOSED:
         operator.type, operator.input[1] = TRANSPOSED, loop.add_before("Transpose", ["w"], "w_transposed")
         return subject_of(loop, [operator, *adding], shapes)

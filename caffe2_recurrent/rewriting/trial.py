@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optio
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.blob_names import Names
-from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loop import Keeping, Loop
 from caffe2_recurrent.rewriting.subjects import Seconds, Subject, prepared
 
 TURNS = 3
@@ -128,9 +128,9 @@ def rows_to_try(rows: int, inner: int, outer: int, enough: float) -> int:
     return min(rows, max(1, int(enough / (inner * outer))))
 
 
-def lone_loop(names: Iterable[str], weights: Iterable[str] = ()) -> Loop:
+def lone_loop(names: Iterable[str], weights: Iterable[str] = (), may_keep: Keeping = Keeping.NOTHING) -> Loop:
     """A loop of nothing, to have operators put in; its blobs are called by none of `names`, of which the first is its
-    sequence. What is made of `weights` alone it may keep.
+    sequence. What it `may_keep` is made of `weights`, or of some of these.
     """
     used, fed = list(names), frozenset(weights)
     forward = caffe2_pb2.OperatorDef(output=["trial"])
@@ -149,5 +149,5 @@ def lone_loop(names: Iterable[str], weights: Iterable[str] = ()) -> Loop:
         gradient=None,
         names=Names(used),
         fed=fed,
-        may_keep=bool(fed),
+        may_keep=may_keep,
     )

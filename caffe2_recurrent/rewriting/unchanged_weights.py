@@ -14,7 +14,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
 from caffe2_recurrent.blob_names import all_names
-from caffe2_recurrent.loop import WHEN_CHANGED, Loop, name_steps_by_content
+from caffe2_recurrent.loop import WHEN_CHANGED, Keeping, Loop, name_steps_by_content
 from caffe2_recurrent.operator_arguments import nets_of
 from caffe2_recurrent.operators import OPERATOR, new_operator, read_before_written, renamed
 from caffe2_recurrent.problems import names
@@ -46,14 +46,14 @@ def why_not(loop: Loop) -> Optional[str]:
     return None
 
 
-def may_keep(loop: Loop) -> bool:
+def may_be_kept(loop: Loop) -> bool:
     """Whether the rule that this is about is to be applied, and can be to what is made of weights."""
     return RULE in loop.rules and why_not(loop) is None
 
 
 def may_keep_of(loop: Loop, sizes: Sizes, blob: str) -> bool:
     """Whether what is made of `blob` may be kept: it is one of the weights, or made of them alone."""
-    if not loop.may_keep:
+    if loop.may_keep is not Keeping.WEIGHTS:
         return False
     made = made_of(loop, found(loop, sizes))
     return _is_weight(loop, sizes, blob) or any(blob in operator.output for operator in made)

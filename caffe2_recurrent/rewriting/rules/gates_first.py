@@ -5,7 +5,7 @@ from typing import Dict, Iterable, NamedTuple, Optional, Tuple
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loop import Keeping, Loop
 from caffe2_recurrent.operator_arguments import remove_arguments
 from caffe2_recurrent.operators import copied, new_operator
 from caffe2_recurrent.rewriting import columns, passes, step_products, trial
@@ -23,7 +23,7 @@ from caffe2_recurrent.rewriting.rules.joined_sequence import (
     source_of,
     subject_of_product,
 )
-from caffe2_recurrent.rewriting.rules.packed_products import PackedProducts
+from caffe2_recurrent.rewriting.rules.packed_products import PackedProducts, may_keep
 from caffe2_recurrent.rewriting.rules.products_over_steps import ProductsOverSteps
 from caffe2_recurrent.rewriting.step_products import MULTIPLICATION, weights_shape
 from caffe2_recurrent.rewriting.subjects import Seconds, Subject
@@ -161,7 +161,7 @@ def _lay_out(loop: Loop, product: caffe2_pb2.OperatorDef, region: Region, in_pla
 class Size(NamedTuple):
     """`steps` steps with `rows` rows of `inner` numbers, and `of_sequence` of a sequence that is to be joined, if there
     is one, that make rows of `outer`. `region` are the operators that see these, serialised, with names of their own.
-    `may_keep`: what is made of weights.
+    `may_keep` as loops have it.
     """
 
     steps: int
@@ -171,7 +171,7 @@ class Size(NamedTuple):
     outer: int
     layout: str
     region: Tuple[bytes, ...]
-    may_keep: bool = False
+    may_keep: Keeping = Keeping.NOTHING
 
 
 def _size(loop: Loop, site: Site, sizes: Sizes) -> Optional[Size]:
@@ -188,7 +188,7 @@ def _size(loop: Loop, site: Site, sizes: Sizes) -> Optional[Size]:
     region = _region(loop, site.where, sizes)
     assert region is not None
     layout, renamed = step_products.layout(loop, operator), _renamed(region, operator.output[0])
-    return Size(steps, batch, product.inner, of_sequence, product.outer, layout, renamed, loop.may_keep)
+    return Size(steps, batch, product.inner, of_sequence, product.outer, layout, renamed, may_keep(loop, sizes))
 
 
 def _renamed(region: Region, result: str) -> Tuple[bytes, ...]:

@@ -6,7 +6,7 @@ from typing import Dict, Iterable, NamedTuple, Optional, Tuple
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
-from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loop import Keeping, Loop
 from caffe2_recurrent.operators import SUM, as_bytes, new_operator
 from caffe2_recurrent.rewriting import dataflow, only_floats, passes, sigmoids, step_products, trial
 from caffe2_recurrent.rewriting.emit import Emitter
@@ -14,6 +14,7 @@ from caffe2_recurrent.rewriting.loop_subject import subject_of
 from caffe2_recurrent.rewriting.rows import DIMENSIONS, FEATURES, with_rows
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.rules.packed_products import PackedProducts
+from caffe2_recurrent.rewriting.rules.packed_products import may_keep as what_may_be_kept
 from caffe2_recurrent.rewriting.rules.products_over_steps import ProductsOverSteps
 from caffe2_recurrent.rewriting.rules.sequence_bias import SequenceBias
 from caffe2_recurrent.rewriting.step_products import COLUMNS, MULTIPLICATION, ROWS, TRANSPOSED_ROWS, weights_shape
@@ -164,7 +165,7 @@ def _weights(loop: Loop, of_state: str, of_x: str, bias: str, in_rows: bool) -> 
 class Size(NamedTuple):
     """`steps` steps with `rows` rows of `inner` numbers and `of_sequence` of the sequence, that make rows of `outer`.
 
-    `sigmoid` is the operator that takes the sigmoid of that, serialised, or empty. `may_keep`: what is made of weights.
+    `sigmoid` is the operator that takes the sigmoid of that, serialised, or empty. `may_keep` as loops have it.
     """
 
     steps: int
@@ -174,7 +175,7 @@ class Size(NamedTuple):
     outer: int
     layout: str
     sigmoid: bytes
-    may_keep: bool = False
+    may_keep: Keeping = Keeping.NOTHING
 
 
 def _size(loop: Loop, site: Site, sizes: Sizes) -> Optional[Size]:
@@ -188,7 +189,7 @@ def _size(loop: Loop, site: Site, sizes: Sizes) -> Optional[Size]:
     taking = sigmoids.sigmoid_of(loop, loop.operators, position)
     sigmoid = b"" if taking is None else as_bytes(loop.operators[taking], [RESULT], ["s"])
     layout = ROWS if product.rows else COLUMNS
-    return Size(steps, batch, product.inner, x[-1], product.outer, layout, sigmoid, loop.may_keep)
+    return Size(steps, batch, product.inner, x[-1], product.outer, layout, sigmoid, what_may_be_kept(loop, sizes))
 
 
 @trial.remembered
@@ -219,11 +220,11 @@ def lone_product(
     outer: int,
     layout: str,
     scaled: bool = False,
-    may_keep: bool = False,
+    may_keep: Keeping = Keeping.NOTHING,
 ) -> Tuple[Loop, Dict[str, Shape]]:
     """A loop of a product `RESULT` and, with `of_sequence`, of a sequence that is added to it; and its shapes.
 
-    All weights are `scaled` before the loop, if so. What is made of them it `may_keep`.
+    All weights are `scaled` before the loop, if so. What is made of them it `may_keep`, or some of that.
     """
     weights: Shape = (inner, outer) if layout == COLUMNS else (outer, inner)
     shapes: Dict[str, Shape] = {"sequence": (steps, rows, outer), "h": (1, rows, inner), "w": weights}
@@ -231,8 +232,8 @@ def lone_product(
         shapes.update(x=(steps, rows, of_sequence), v=(outer, of_sequence), c=(outer,))
     if scaled:
         shapes["scale"] = (outer,)
-    given = [blob for blob in ("w", "v", "c", "scale") if blob in shapes and may_keep]
-    loop = trial.lone_loop([*shapes, "x_t", RESULT, "s"], given)
+    given = [blob for blob in ("w", "v", "c", "scale") if blob in shapes]
+    loop = trial.lone_loop([*shapes, "x_t", RESULT, "s"], given, may_keep)
     beside, in_rows = loop.forward, int(layout == ROWS)
 
     def of_weights(blob: str, axis: int) -> str:

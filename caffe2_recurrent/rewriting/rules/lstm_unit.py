@@ -5,7 +5,7 @@ from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple, Type
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loop import Keeping, Loop
 from caffe2_recurrent.operator_arguments import integer, number
 from caffe2_recurrent.operators import SUM, copied
 from caffe2_recurrent.rewriting import dataflow, gradient_memory, own_sequence, passes, step_products, trial
@@ -16,6 +16,7 @@ from caffe2_recurrent.rewriting.lstm_forms import (
     GATES,
     ONLY_SPLIT,
     ByKind,
+    BySigmoid,
     ByTanh,
     Form,
     Opened,
@@ -28,7 +29,7 @@ from caffe2_recurrent.rewriting.padding import cut_if_possible
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.rules.gates_first import GatesFirst
 from caffe2_recurrent.rewriting.rules.joined_sequence import RESULT, JoinedSequence, lone_product, subject_of_product
-from caffe2_recurrent.rewriting.rules.packed_products import PackedProducts
+from caffe2_recurrent.rewriting.rules.packed_products import PackedProducts, may_keep
 from caffe2_recurrent.rewriting.rules.products_over_steps import ProductsOverSteps
 from caffe2_recurrent.rewriting.subjects import Seconds, Subject
 from caffe2_recurrent.sizes import Shape, Sizes
@@ -164,7 +165,7 @@ def read_unit_gradient(operator: caffe2_pb2.OperatorDef) -> UnitGradient:
 
 class Behind(NamedTuple):
     """What makes the gates: a product of a state with `inner` columns, and one over all steps of a sequence with
-    `of_sequence`. `may_keep`: what is made of weights.
+    `of_sequence`. `may_keep` as loops have it.
     """
 
     steps: int
@@ -172,7 +173,7 @@ class Behind(NamedTuple):
     inner: int
     of_sequence: int
     layout: str
-    may_keep: bool = False
+    may_keep: Keeping = Keeping.NOTHING
 
 
 def _product_of(loop: Loop, unit: Unit, sizes: Sizes) -> Optional[Behind]:
@@ -190,7 +191,7 @@ def _product_of(loop: Loop, unit: Unit, sizes: Sizes) -> Optional[Behind]:
     if x is None or step_products.weights_shape(loop, products[0].input[1], sizes) is None:
         return None
     product = step_products.read_product(loop, products[0], sizes, batch)
-    return Behind(steps, batch, product.inner, x[-1], step_products.layout(loop, products[0]), loop.may_keep)
+    return Behind(steps, batch, product.inner, x[-1], step_products.layout(loop, products[0]), may_keep(loop, sizes))
 
 
 def _form(size: int, batch: Optional[int], trains: bool, product: Optional[Behind]) -> Type[Form]:
@@ -202,7 +203,7 @@ def _form(size: int, batch: Optional[int], trains: bool, product: Optional[Behin
     others = [form for form in _of_use(ONLY_SPLIT, trains) if form is not ByKind or batch * size >= FEWEST_BY_KIND]
     if product is not None and product.may_keep:
         # A sigmoid may be taken where a product has been made.
-        others.append(WithoutCandidate)
+        others.append(BySigmoid if trains else WithoutCandidate)
     if product is None or {fastest}.issuperset(others):
         return fastest
     forms = tuple(dict.fromkeys([fastest, *others]))

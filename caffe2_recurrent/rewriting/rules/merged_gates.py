@@ -5,7 +5,7 @@ from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loop import Keeping, Loop
 from caffe2_recurrent.operator_arguments import argument, integer, set_arguments
 from caffe2_recurrent.operators import SUM, as_bytes, copied, new_operator
 from caffe2_recurrent.rewriting import columns, dataflow, passes, trial
@@ -16,7 +16,7 @@ from caffe2_recurrent.rewriting.onednn import Product
 from caffe2_recurrent.rewriting.overlap import has_threads_given, why_executor_pays
 from caffe2_recurrent.rewriting.rows import FEATURES
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.rewriting.rules.packed_products import PackedProducts
+from caffe2_recurrent.rewriting.rules.packed_products import PackedProducts, may_keep
 from caffe2_recurrent.rewriting.sigmoids import sigmoid_of
 from caffe2_recurrent.rewriting.step_products import FC, read_product, weights_shape
 from caffe2_recurrent.rewriting.subjects import Seconds, Subject
@@ -199,7 +199,7 @@ def _merged_split(
 class Size(NamedTuple):
     """Two products of `rows` rows of `inner` numbers, of the kind of the operator `product`, serialised, to which parts
     of the columns `parts` are added from `part` on; `widths` are theirs. Then comes `sigmoid`. They are made in `steps`
-    steps, and oneDNN may have them. `may_keep`: what is made of weights.
+    steps, and oneDNN may have them. `may_keep` as loops have it.
     """
 
     product: bytes
@@ -211,7 +211,7 @@ class Size(NamedTuple):
     sigmoid: bytes
     steps: int
     may_be_packed: bool
-    may_keep: bool = False
+    may_keep: Keeping = Keeping.NOTHING
 
 
 def _size(loop: Loop, gates: Gates, steps: int, batch: int, sizes: Sizes) -> Size:
@@ -231,7 +231,7 @@ def _size(loop: Loop, gates: Gates, steps: int, batch: int, sizes: Sizes) -> Siz
         as_bytes(sigmoid),
         steps,
         may_be_packed,
-        loop.may_keep,
+        may_keep(loop, sizes),
     )
 
 
@@ -265,7 +265,7 @@ def _lone_gates(size: Size) -> Tuple[Loop, Dict[str, Shape]]:
     parts = ["part{}".format(number) for number in range(len(size.parts))]
     names = ["{}{}".format(blob, number) for blob in "yg" for number in range(2)]
     kept = ["{}{}".format(blob, number) for blob in "wb" for number in range(2)]
-    loop = trial.lone_loop([*shapes, *parts, *names], kept if size.may_keep else ())
+    loop = trial.lone_loop([*shapes, *parts, *names], kept, size.may_keep)
     loop.operators.append(new_operator(SPLIT, ["x"], parts, loop.forward, axis=FEATURES, split=size.parts))
     for number in range(2):
         weights, bias, result, gate = ("{}{}".format(blob, number) for blob in "wbyg")

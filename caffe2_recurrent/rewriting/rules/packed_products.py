@@ -5,15 +5,15 @@ from typing import Iterable, List, Optional
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.executor import ENABLE
-from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loop import Keeping, Loop
 from caffe2_recurrent.operator_arguments import remove_arguments
 from caffe2_recurrent.rewriting import kept_filters, product_ways, separate_rows, step_products, unchanged_weights
 from caffe2_recurrent.rewriting.overlap import has_threads_given, switch_executor_off, why_executor_pays
 from caffe2_recurrent.rewriting.product import Product
 from caffe2_recurrent.rewriting.rows import with_rows
 from caffe2_recurrent.rewriting.rule import Rule, Site
+from caffe2_recurrent.rewriting.rules.backward_loop import BackwardLoop
 from caffe2_recurrent.rewriting.sigmoids import with_sigmoid
-from caffe2_recurrent.rewriting.sole_readers import Operators
 from caffe2_recurrent.rewriting.step_products import AS_IT_IS, GAIN, Size, seconds_of_step
 from caffe2_recurrent.rewriting.sums import sum_of, with_sum
 from caffe2_recurrent.sizes import Sizes
@@ -28,8 +28,8 @@ class PackedProducts(Rule):
     =>  before the loop: W laid out for oneDNN                                      W as an image
         step: X copied to oneDNN's memory, the product there, Y copied back    or   NNPACK's convolution of it with X
 
-    or, where W may be kept from run to run, X as an image whose channels come last, with W as filters that oneDNN
-    keeps, and Y not copied back.
+    or X as an image whose channels come last, with W as filters that oneDNN keeps for the steps of a run, and Y not
+    copied back: where two step workspaces are enough, as without a backward step and with `backward_loop`.
 
     If all that the step wants of Y is its sigmoid, oneDNN takes that too where it is faster; if it is its sum with
     another blob, an inner product is added there, and Y not copied back. FCTransposed, and BatchMatMul with weights,
@@ -66,7 +66,7 @@ class PackedProducts(Rule):
         product = _read(loop, operator, sizes)
         if not product_ways.ways_of(product.parts):
             return "its weights '{}' are several matrices, and this Caffe2's oneDNN takes one".format(weights)
-        if not _ways(loop, product, False):
+        if not _ways(loop, product, Keeping.NOTHING):
             return separate_rows.why_not(product.inner, product.outer)
         return None
 
@@ -81,7 +81,7 @@ class PackedProducts(Rule):
             return "the batch size is not known; give shapes"
         is_added = sum_of(loop, operators, position) is not None
         given = step_products.read_product(loop, operator, sizes, product.batch)
-        may_keep = _may_keep(loop, operators, product, sizes)
+        may_keep = _may_keep(loop, product, sizes)
         size, as_it_is = (Size.of(operator.type, found, is_added, may_keep) for found in (product, given))
         steps = sizes.steps(loop)
         way = _fastest(operator.type, product, steps, is_added, _ways(loop, product, may_keep), may_keep)
@@ -94,7 +94,7 @@ class PackedProducts(Rule):
         operator = operators[position]
         product = _read(loop, operator, sizes)
         is_added = sum_of(loop, operators, position) is not None
-        may_keep = _may_keep(loop, operators, product, sizes)
+        may_keep = _may_keep(loop, product, sizes)
         ways = _ways(loop, product, may_keep)
         way = _fastest(operator.type, product, sizes.steps(loop), is_added, ways, may_keep)
         product = with_sum(way, loop, operators, position, with_sigmoid(way, loop, operators, position, product))
@@ -111,15 +111,33 @@ class PackedProducts(Rule):
         if way == product_ways.KEPT_FILTERS:
             # Who turns it on for all loops that have it leaves this one alone: it would go on with operators of step
             # workspaces that are gone.
-            remove_arguments(loop.forward, [ENABLE])
+            for outer in loop.outer_operators:
+                remove_arguments(outer, [ENABLE])
 
 
-def _may_keep(loop: Loop, operators: Operators, product: Product, sizes: Sizes) -> bool:
-    """Whether what is made of the product's weights, and filters in the operators of steps, may stay between runs."""
+def may_keep(loop: Loop, sizes: Sizes) -> Keeping:
+    """What may be kept of products of the steps, as far as it is known before they are looked at."""
+    if loop.may_keep is Keeping.FILTERS and loop.gradient is not None and not _becomes_two(loop, sizes):
+        return Keeping.NOTHING
+    return loop.may_keep
+
+
+def _becomes_two(loop: Loop, sizes: Sizes) -> bool:
+    """Whether its backward pass becomes a loop of its own: as it is, there are as many step workspaces as steps."""
+    rule = BackwardLoop()
+    return any(
+        rule.refusal(loop, site, sizes) is None and rule.loss(loop, site, sizes) is None for site in rule.sites(loop)
+    )
+
+
+def _may_keep(loop: Loop, product: Product, sizes: Sizes) -> Keeping:
+    """What may be kept of this one."""
+    found = may_keep(loop, sizes) if product.parts == 1 and loop.net.type in IN_ORDER else Keeping.NOTHING
+    if not found or not kept_filters.are_right(product.inner, product.outer):
+        return Keeping.NOTHING
     weights = product.columns if product.rows is None else product.rows
     assert weights is not None
-    is_kept = operators is loop.operators and unchanged_weights.may_keep_of(loop, sizes, weights)
-    return is_kept and loop.net.type in IN_ORDER and kept_filters.are_right(product.inner, product.outer)
+    return Keeping.WEIGHTS if unchanged_weights.may_keep_of(loop, sizes, weights) else Keeping.FILTERS
 
 
 def _read(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes) -> Product:
@@ -129,16 +147,18 @@ def _read(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes) -> Product
     return product if rows is None else product._replace(columns=None, rows=rows)
 
 
-def _ways(loop: Loop, product: Product, may_keep: bool) -> List[str]:
+def _ways(loop: Loop, product: Product, may_keep: Keeping) -> List[str]:
     """Those that keep the rows of sequences apart, and do with the threads that somebody has given the RNN executor."""
     size = (product.inner, product.outer, product.parts)
-    ways = [way for way in product_ways.ways_of(product.parts, may_keep) if separate_rows.in_steps(way, *size)]
+    ways = [way for way in product_ways.ways_of(product.parts, bool(may_keep)) if separate_rows.in_steps(way, *size)]
     if product.bias is not None and product.bias not in loop.references:
         ways = [way for way in ways if not product_ways.lays_out_bias(way)]
     return [way for way in ways if not (product_ways.is_by_onednn(way) and has_threads_given(loop))]
 
 
-def _fastest(kind: str, product: Product, steps: Optional[int], is_added: bool, ways: List[str], may_keep: bool) -> str:
+def _fastest(
+    kind: str, product: Product, steps: Optional[int], is_added: bool, ways: List[str], may_keep: Keeping
+) -> str:
     """The way to take; without a trial if the batch size is not known."""
     if product.batch is None:
         return ways[0]

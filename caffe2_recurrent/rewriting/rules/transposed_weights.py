@@ -2,7 +2,7 @@
 
 from typing import Iterable, Optional
 
-from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loop import Keeping, Loop
 from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.operators import is_on_onednn
 from caffe2_recurrent.rewriting import unchanged_weights
@@ -43,7 +43,8 @@ class TransposedWeights(Rule):
         if batch is None or shape is None:
             return "the sizes are not known, and transposing may cost more than it gains; give shapes"
         outer, inner = shape
-        may_keep = unchanged_weights.may_keep_of(loop, sizes, operators[position].input[1])
+        weights = operators[position].input[1]
+        may_keep = Keeping.WEIGHTS if unchanged_weights.may_keep_of(loop, sizes, weights) else Keeping.NOTHING
         size = Size(FC, batch, inner, outer, has_bias=True, in_rows=True, may_keep=may_keep)
         steps = sizes.steps(loop)
         if GAIN * seconds_of_step(size, TRANSPOSED, steps) > seconds_of_step(size, AS_IT_IS, None):

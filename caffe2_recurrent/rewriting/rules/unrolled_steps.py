@@ -125,7 +125,7 @@ def _why_not_in_company(loop: Loop) -> Optional[str]:
 
 
 def _why_not_forward(loop: Loop) -> Optional[str]:
-    if kept_filters.are_in(loop.operators):
+    if any(map(kept_filters.are_in, loop.steps)):
         # Nothing could make them anew where the net itself runs them.
         return "operators of its steps keep what they have made of weights"
     states = {state.outer_states for state in unrolled.states(loop)}
