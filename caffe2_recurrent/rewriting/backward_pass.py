@@ -17,7 +17,15 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.gradient_maker import POSITIONS
 from caffe2_recurrent.loop import Loop, State
 from caffe2_recurrent.operator_arguments import STATES, integers, strings
-from caffe2_recurrent.operators import BACKWARD_PASS_OF, LINK, OPERATOR, copied, gradient_name, new_operator
+from caffe2_recurrent.operators import (
+    BACKWARD_PASS_OF,
+    LINK,
+    OPERATOR,
+    copied,
+    gradient_name,
+    is_on_onednn,
+    new_operator,
+)
 from caffe2_recurrent.rewriting import dataflow, kept_filters
 from caffe2_recurrent.rewriting.emit import ATEN, aten_is_missing
 from caffe2_recurrent.rewriting.engine_blobs import is_of_engine
@@ -150,6 +158,11 @@ def _backward(loop: Loop, of_states: Dict[str, StateGradient], last: Dict[str, s
     read = ({link.outer for link in shown} - own | made.references) - set(made.outputs)
     for blob in [*(state.outer_initial for state in states), *sorted(read)]:
         made.add_reference(blob)
+    there = {blob for operator in filter(is_on_onednn, made.operators) for blob in operator.output}
+    for blob in loop.inputs:
+        if blob in there:
+            # It has been made before: a net that frees what nothing reads any more has to know.
+            made.add_reference(blob)
     for outer in seen:
         # It is read as a view; who writes to its memory by its own name has to wait.
         made.add_reference(str(of_states[outer].of_all))
@@ -162,7 +175,8 @@ def _shared(loop: Loop) -> List[str]:
     assert loop.gradient is not None
     written = dict.fromkeys(blob for operator in loop.gradient.operators for blob in operator.output)
     linked = {link.inner for link in loop.all_links}
-    return [blob for blob in written if blob not in linked] + list(filter(is_of_engine, loop.shared))
+    own = [blob for blob in written if blob not in linked and blob not in loop.inputs]
+    return own + list(filter(is_of_engine, loop.shared))
 
 
 def _step(loop: Loop, shown: List[Link], added: Dict[str, Link]) -> List[caffe2_pb2.OperatorDef]:
