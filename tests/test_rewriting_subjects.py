@@ -50,6 +50,31 @@ def test_nothing_to_do_once(own):
     assert found.once == 0 and found.step > 0
 
 
+def test_what_is_kept_is_there_and_takes_no_time(own):
+    found = seconds(Subject([core.CreateOperator("Tanh", ["y"], ["z"])], SHAPES, kept=[PRODUCT]))
+    assert found.once == 0 and found.step > 0
+
+
+@pytest.mark.parametrize("anew, once", [(0, 0.0), (2, 1.0)])
+def test_operators_that_are_made_anew_count_as_often(anew, once, own, monkeypatch):
+    """Once for each step workspace, in what is done once for all steps."""
+    monkeypatch.setattr(subjects, "_making", lambda subject: 0.5)
+    assert seconds(Subject([PRODUCT], SHAPES, anew=anew)).once == once
+
+
+def test_operators_are_made_to_be_timed(own, monkeypatch):
+    """With those that a step has beside them; what a run takes when they have run before is taken off."""
+    made, create = [], subjects._create
+
+    def counted(name, operators, overwrite=False):
+        made.append((name, len(operators), overwrite))
+        return create(name, operators, overwrite)
+
+    monkeypatch.setattr(subjects, "_create", counted)
+    assert seconds(Subject([PRODUCT], SHAPES, anew=2)).once >= 0
+    assert made.count(("trial_anew", 1 + subjects.OTHERS, True)) == subjects.ROUNDS
+
+
 def test_subjects_lie_side_by_side(own):
     """Each in a workspace of its own, which another one gets once it is free."""
     made = []

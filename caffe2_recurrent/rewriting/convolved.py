@@ -10,11 +10,15 @@ def like_filters(loop: Loop, product: Product) -> str:
     """An outer blob of the shape of the rows as filters, `[N, K, 1, 1]`."""
     key = ("like filters", product.inner)
     if key not in loop.made:
-        batch = loop.add_before("Shape", loop.inputs[:1], "rows_of_filters", axes=[1])
         rest = loop.add_before("GivenTensorInt64Fill", [], "filter", shape=[3], values=[product.inner, 1, 1])
-        shape = loop.add_columns([batch, rest], "shape_of_filters")
+        shape = loop.add_columns([number_of_rows(loop), rest], "shape_of_filters")
         loop.made[key] = loop.add_before("ConstantFill", [shape], "like_filters", input_as_shape=1, value=0.0)
     return loop.made[key]
+
+
+def number_of_rows(loop: Loop) -> str:
+    """An outer blob `[N]`."""
+    return loop.add_before("Shape", loop.inputs[:1], "rows_of_filters", axes=[1])
 
 
 def result_of_convolution(emitter: Emitter, loop: Loop, product: Product) -> str:

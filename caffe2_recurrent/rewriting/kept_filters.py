@@ -30,7 +30,8 @@ from caffe2.python import workspace
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operator_arguments import integer, set_arguments
 from caffe2_recurrent.operators import SUM, copied, is_on_onednn, new_operator
-from caffe2_recurrent.rewriting import dataflow, onednn, trial
+from caffe2_recurrent.rewriting import dataflow, onednn, onednn_copies, trial
+from caffe2_recurrent.rewriting.convolved import number_of_rows
 from caffe2_recurrent.rewriting.emit import Emitter
 from caffe2_recurrent.rewriting.engine_blobs import ON_CPU
 from caffe2_recurrent.rewriting.product import Product
@@ -54,12 +55,9 @@ def emit(emitter: Emitter, loop: Loop, product: Product) -> None:
     like, like_result = (_like(loop, size) for size in (product.inner, product.outer))
     rows, results = (loop.new_blob(product.output + name) for name in ("_rows_there", "_there"))
     _make_tensors(loop, product, like, like_result, rows, results, _workspaces(loop, emitter.beside))
-    bias = (
-        []
-        if product.bias is None
-        else [onednn.laid_out_before(loop, "plain", product.bias, [product.outer], onednn.copy_there)]
-    )
-    inputs = [rows, _filters(loop, product), *bias]
+    inputs = [rows, _filters(loop, product)]
+    if product.bias is not None:
+        inputs.append(onednn.laid_out_before(loop, "plain", product.bias, [product.outer], _copy_there))
     for outer in (like, *inputs, results, shown(results)):
         loop.add_reference(outer)
     onednn.add(emitter, "ResizeLike", [product.input, like], [rows])
@@ -158,12 +156,8 @@ def _may_be_shown(operators: Operators, copy: str) -> bool:
 def _like(loop: Loop, channels: int) -> str:
     """An outer blob of zeros, `[1, channels, 1, N]`."""
     leading = loop.add_before("GivenTensorInt64Fill", [], "channels", shape=[3], values=[1, channels, 1])
-    shape = loop.add_columns([leading, _batch(loop)], "image_shape")
+    shape = loop.add_columns([leading, number_of_rows(loop)], "image_shape")
     return loop.add_before("ConstantFill", [shape], "like_image", input_as_shape=1, value=0.0)
-
-
-def _batch(loop: Loop) -> str:
-    return loop.add_before("Shape", loop.inputs[:1], "rows_of_image", axes=[1])
 
 
 def _workspaces(loop: Loop, operator: caffe2_pb2.OperatorDef) -> str:
@@ -186,7 +180,7 @@ def _make_tensors(
     """oneDNN's tensors `rows` and `results`, and the blob of the CPU's with the memory of the second, `[1, N, M]`."""
     one = loop.add_before("GivenTensorInt64Fill", [], "one", shape=[1], values=[1])
     width = loop.add_before("GivenTensorInt64Fill", [], "width", shape=[1], values=[product.outer])
-    shape = loop.add_columns([one, _batch(loop), width], "shape_of_rows")
+    shape = loop.add_columns([one, number_of_rows(loop), width], "shape_of_rows")
     emitter = Emitter(loop, loop.forward, product.output)
     for source, target in ((like, rows), (like_result, results)):
         first = onednn.add(emitter, onednn.TO, [source], [emitter.blob("channels_first")])
@@ -201,15 +195,19 @@ def _make_tensors(
     loop.before += onednn.in_a_net(emitter.operators, [rows, results, memory, workspaces], loop)
 
 
+def _copy_there(emitter: Emitter, blob: str) -> str:
+    return onednn_copies.copy_there(emitter, blob, emitter.blob("for_onednn"))
+
+
 def _filters(loop: Loop, product: Product) -> str:
     """W as filters."""
 
     def lay_out(emitter: Emitter, weights: str) -> str:
-        there = onednn.copy_there(emitter, weights)
+        there = _copy_there(emitter, weights)
         if product.rows is None:
             there = onednn.transposed(emitter, there)
-        shape = [product.outer, product.inner, 1, 1]
-        return onednn.add(emitter, "Reshape", [there], [there, emitter.blob("old_shape")], shape=shape)
+        onednn_copies.reshape_there(emitter, there, [product.outer, product.inner, 1, 1])
+        return there
 
     if product.rows is not None:
         return onednn.laid_out_before(loop, "filters", product.rows, [product.outer, product.inner], lay_out)

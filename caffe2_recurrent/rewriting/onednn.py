@@ -166,7 +166,7 @@ def _emit_convolution(emitter: Emitter, loop: Loop, product: Product) -> None:
     loop.add_reference(image)
     like = like_filters(loop, product)
     loop.add_reference(like)
-    filters = by_the_cpu(emitter, "ResizeLike", [product.input, like], "filters")
+    filters = _by_the_cpu(emitter, "ResizeLike", [product.input, like], "filters")
     convolved = add(emitter, "Conv", [image, filters], [emitter.blob("convolved")], kernel=1, training_mode=1)
     if product.sigmoid is not None:
         assert product.bias is None
@@ -179,7 +179,7 @@ def _emit_convolution(emitter: Emitter, loop: Loop, product: Product) -> None:
     add_bias(emitter, product, copied)
 
 
-def by_the_cpu(emitter: Emitter, kind: str, inputs: Sequence[str], name: str, **arguments: Any) -> str:
+def _by_the_cpu(emitter: Emitter, kind: str, inputs: Sequence[str], name: str, **arguments: Any) -> str:
     """A copy for oneDNN that an operator of the CPU makes: TO takes longer, as it plans each copy anew."""
     copied = add(emitter, kind, inputs, [emitter.blob(name)], **arguments)
     emitter.made.append(ON_CPU.format(copied, kind))
@@ -190,10 +190,10 @@ def _emit_inner_product(emitter: Emitter, loop: Loop, product: Product) -> None:
     bias = product.bias
     if bias is None:
         bias = loop.add_before("ConstantFill", [], product.output + "_no_bias", shape=[product.outer], value=0.0)
-    inputs = [_rows(loop, product), laid_out_before(loop, "plain", bias, [product.outer], copy_there)]
+    inputs = [_rows(loop, product), laid_out_before(loop, "plain", bias, [product.outer], _copy_there)]
     for outer in inputs:
         loop.add_reference(outer)
-    laid_out = by_the_cpu(emitter, "Scale", [product.input], "input", scale=1.0)
+    laid_out = _by_the_cpu(emitter, "Scale", [product.input], "input", scale=1.0)
     multiplied = emitter.blob("multiplied")
     add(emitter, "FC", [laid_out, *inputs], [multiplied], axis=FEATURES, training_mode=1)
     if product.addend is not None:
@@ -238,14 +238,14 @@ def _rows(loop: Loop, product: Product) -> str:
     """W as rows."""
 
     def lay_out(emitter: Emitter, weights: str) -> str:
-        return transposed(emitter, copy_there(emitter, weights))
+        return transposed(emitter, _copy_there(emitter, weights))
 
     if product.rows is not None:
-        return laid_out_before(loop, "plain", product.rows, [product.outer, product.inner], copy_there)
+        return laid_out_before(loop, "plain", product.rows, [product.outer, product.inner], _copy_there)
     return laid_out_before(loop, "transposed", product.columns, [product.inner, product.outer], lay_out)
 
 
-def copy_there(emitter: Emitter, blob: str) -> str:
+def _copy_there(emitter: Emitter, blob: str) -> str:
     return add(emitter, TO, [blob], [emitter.blob("for_onednn")])
 
 

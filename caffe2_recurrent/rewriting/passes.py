@@ -26,7 +26,7 @@ from caffe2_recurrent.rewriting.rule import Rule
 from caffe2_recurrent.sizes import Sizes
 
 Operators = List[caffe2_pb2.OperatorDef]
-# The rule that makes a backward pass a loop.
+# The rule that makes a backward pass a loop, so that either has two step workspaces.
 BACKWARD_LOOP = "backward_loop"
 
 
@@ -47,7 +47,7 @@ def rewritten(
         loop.known_rows |= with_rows(loop, sizes)
         loop.columns.update(step_shapes.columns(loop, sizes))
         loop.rules = frozenset(rule.name for rule in rules)
-        loop.may_keep = Keeping.WEIGHTS if unchanged_weights.may_be_kept(loop) else _filters_of(loop)
+        loop.may_keep = _what_may_be_kept(loop)
         with trial.trying(trials):
             made, left = _apply_all(rules, loop, sizes, even_if_slower)
         rewrites += made
@@ -119,9 +119,11 @@ def _in_place(loop: Loop) -> Loop:
     return dataclasses.replace(loop, operators=operators, gradient=gradient)
 
 
-def _filters_of(loop: Loop) -> Keeping:
-    # Who trains has other weights in each run.
-    return Keeping.FILTERS if loop.gradient is not None and BACKWARD_LOOP in loop.rules else Keeping.NOTHING
+def _what_may_be_kept(loop: Loop) -> Keeping:
+    if unchanged_weights.may_be_kept(loop):
+        return Keeping.WEIGHTS
+    is_for_two = BACKWARD_LOOP in loop.rules if loop.gradient is not None else not loop.has_backward_step
+    return Keeping.FILTERS if is_for_two else Keeping.NOTHING
 
 
 def _apply_all(

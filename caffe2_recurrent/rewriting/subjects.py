@@ -137,16 +137,15 @@ def prepared(subject: Subject) -> Iterator[Callable[[float], Seconds]]:
             for net, operators in ((once, subject.once), (step, subject.step)):
                 if any(operator.type == ATEN for operator in operators):
                     _settle(net)
-
+            making = subject.anew * _making(subject) if subject.anew else 0.0
         is_new, turns = True, subject.turns
 
         def seconds(of_interest: float) -> Seconds:
             nonlocal is_new
             was_new, is_new = is_new, False
             with inside(name):
-                made_anew = subject.anew * _making(subject) if subject.anew else 0.0
                 return Seconds(
-                    made_anew + (_timed(once, math.inf, was_new, _best) if subject.once else 0.0),
+                    making + (_timed(once, math.inf, was_new, _best) if subject.once else 0.0),
                     _timed(step, turns * of_interest, was_new, _usual if subject.wakes_threads else _best) / turns,
                 )
 

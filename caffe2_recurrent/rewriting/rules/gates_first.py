@@ -23,7 +23,7 @@ from caffe2_recurrent.rewriting.rules.joined_sequence import (
     source_of,
     subject_of_product,
 )
-from caffe2_recurrent.rewriting.rules.packed_products import PackedProducts, may_keep
+from caffe2_recurrent.rewriting.rules.packed_products import PackedProducts, what_may_be_kept
 from caffe2_recurrent.rewriting.rules.products_over_steps import ProductsOverSteps
 from caffe2_recurrent.rewriting.step_products import MULTIPLICATION, weights_shape
 from caffe2_recurrent.rewriting.subjects import Seconds, Subject
@@ -188,7 +188,7 @@ def _size(loop: Loop, site: Site, sizes: Sizes) -> Optional[Size]:
     region = _region(loop, site.where, sizes)
     assert region is not None
     layout, renamed = step_products.layout(loop, operator), _renamed(region, operator.output[0])
-    return Size(steps, batch, product.inner, of_sequence, product.outer, layout, renamed, may_keep(loop, sizes))
+    return Size(steps, batch, product.inner, of_sequence, product.outer, layout, renamed, what_may_be_kept(loop, sizes))
 
 
 def _renamed(region: Region, result: str) -> Tuple[bytes, ...]:
@@ -213,7 +213,15 @@ def _tried(size: Size) -> Dict[bool, Seconds]:
 def _subject(size: Size, is_first: bool) -> Subject:
     """The product with its region in a step, as fast as the rules get it, and what is done before."""
     region = [caffe2_pb2.OperatorDef.FromString(operator) for operator in size.region]
-    loop, shapes = lone_product(*size[:6], may_keep=size.may_keep)
+    loop, shapes = lone_product(
+        size.steps,
+        size.rows,
+        size.inner,
+        size.of_sequence,
+        size.outer,
+        size.layout,
+        may_keep=size.may_keep,
+    )
     loop.operators += region
     for operator in region:
         for blob in operator.output:

@@ -13,8 +13,7 @@ from caffe2_recurrent.rewriting.emit import Emitter
 from caffe2_recurrent.rewriting.loop_subject import subject_of
 from caffe2_recurrent.rewriting.rows import DIMENSIONS, FEATURES, with_rows
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.rewriting.rules.packed_products import PackedProducts
-from caffe2_recurrent.rewriting.rules.packed_products import may_keep as what_may_be_kept
+from caffe2_recurrent.rewriting.rules.packed_products import PackedProducts, what_may_be_kept
 from caffe2_recurrent.rewriting.rules.products_over_steps import ProductsOverSteps
 from caffe2_recurrent.rewriting.rules.sequence_bias import SequenceBias
 from caffe2_recurrent.rewriting.step_products import COLUMNS, MULTIPLICATION, ROWS, TRANSPOSED_ROWS, weights_shape
@@ -201,7 +200,15 @@ def _tried(size: Size) -> Dict[bool, Seconds]:
 
 def _subject(size: Size, is_joined: bool) -> Subject:
     """The product in a step, by whatever is fastest, and what is done before the loop."""
-    loop, shapes = lone_product(*size[:6], may_keep=size.may_keep)
+    loop, shapes = lone_product(
+        size.steps,
+        size.rows,
+        size.inner,
+        size.of_sequence,
+        size.outer,
+        size.layout,
+        may_keep=size.may_keep,
+    )
     if size.sigmoid:
         loop.operators.append(caffe2_pb2.OperatorDef.FromString(size.sigmoid))
     sizes = Sizes(shapes, loop.fed)

@@ -29,7 +29,7 @@ from caffe2_recurrent.rewriting.padding import cut_if_possible
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.rules.gates_first import GatesFirst
 from caffe2_recurrent.rewriting.rules.joined_sequence import RESULT, JoinedSequence, lone_product, subject_of_product
-from caffe2_recurrent.rewriting.rules.packed_products import PackedProducts, may_keep
+from caffe2_recurrent.rewriting.rules.packed_products import PackedProducts, what_may_be_kept
 from caffe2_recurrent.rewriting.rules.products_over_steps import ProductsOverSteps
 from caffe2_recurrent.rewriting.subjects import Seconds, Subject
 from caffe2_recurrent.sizes import Shape, Sizes
@@ -191,7 +191,8 @@ def _product_of(loop: Loop, unit: Unit, sizes: Sizes) -> Optional[Behind]:
     if x is None or step_products.weights_shape(loop, products[0].input[1], sizes) is None:
         return None
     product = step_products.read_product(loop, products[0], sizes, batch)
-    return Behind(steps, batch, product.inner, x[-1], step_products.layout(loop, products[0]), may_keep(loop, sizes))
+    layout = step_products.layout(loop, products[0])
+    return Behind(steps, batch, product.inner, x[-1], layout, what_may_be_kept(loop, sizes))
 
 
 def _form(size: int, batch: Optional[int], trains: bool, product: Optional[Behind]) -> Type[Form]:
@@ -252,10 +253,15 @@ def _tried_behind(product: Behind, size: int, forms: Tuple[Type[Form], ...], tra
 
 def _subject_behind(product: Behind, form: Type[Form], size: int, trains: bool) -> Subject:
     """A step with its product, as fast as other rules get them, and what is done before the loop."""
-    inner, of_sequence = product.inner, product.of_sequence
-    outer, scaled = len(GATES) * size, form is not ByKind
     loop, shapes = lone_product(
-        product.steps, product.rows, inner, of_sequence, outer, product.layout, scaled, product.may_keep
+        product.steps,
+        product.rows,
+        product.inner,
+        product.of_sequence,
+        len(GATES) * size,
+        product.layout,
+        form is not ByKind,
+        product.may_keep,
     )
     unit = UNIT_OF_TRIAL._replace(gates=RESULT)
     shapes.update(dict.fromkeys([unit.cell_prev, *GRADIENT_OF_TRIAL[:2]], (1, product.rows, size)))

@@ -16,7 +16,7 @@ from caffe2_recurrent.rewriting.onednn import Product
 from caffe2_recurrent.rewriting.overlap import has_threads_given, why_executor_pays
 from caffe2_recurrent.rewriting.rows import FEATURES
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.rewriting.rules.packed_products import PackedProducts, may_keep
+from caffe2_recurrent.rewriting.rules.packed_products import PackedProducts, what_may_be_kept
 from caffe2_recurrent.rewriting.sigmoids import sigmoid_of
 from caffe2_recurrent.rewriting.step_products import FC, read_product, weights_shape
 from caffe2_recurrent.rewriting.subjects import Seconds, Subject
@@ -231,7 +231,7 @@ def _size(loop: Loop, gates: Gates, steps: int, batch: int, sizes: Sizes) -> Siz
         as_bytes(sigmoid),
         steps,
         may_be_packed,
-        may_keep(loop, sizes),
+        what_may_be_kept(loop, sizes),
     )
 
 

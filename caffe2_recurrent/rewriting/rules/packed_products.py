@@ -115,7 +115,7 @@ class PackedProducts(Rule):
                 remove_arguments(outer, [ENABLE])
 
 
-def may_keep(loop: Loop, sizes: Sizes) -> Keeping:
+def what_may_be_kept(loop: Loop, sizes: Sizes) -> Keeping:
     """What may be kept of products of the steps, as far as it is known before they are looked at."""
     if loop.may_keep is Keeping.FILTERS and loop.gradient is not None and not _becomes_two(loop, sizes):
         return Keeping.NOTHING
@@ -132,7 +132,7 @@ def _becomes_two(loop: Loop, sizes: Sizes) -> bool:
 
 def _may_keep(loop: Loop, product: Product, sizes: Sizes) -> Keeping:
     """What may be kept of this one."""
-    found = may_keep(loop, sizes) if product.parts == 1 and loop.net.type in IN_ORDER else Keeping.NOTHING
+    found = what_may_be_kept(loop, sizes) if product.parts == 1 and loop.net.type in IN_ORDER else Keeping.NOTHING
     if not found or not kept_filters.are_right(product.inner, product.outer):
         return Keeping.NOTHING
     weights = product.columns if product.rows is None else product.rows
