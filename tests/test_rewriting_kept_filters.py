@@ -1,5 +1,6 @@
 """`packed_products` with filters that oneDNN keeps from run to run: right in each run, whatever has changed since."""
 
+import json
 import os
 import re
 import subprocess
@@ -263,12 +264,12 @@ def test_the_rnn_executor_of_another_net_keeps_its_workspaces(trained):
         change(WEIGHTS, seed)
 
 
-# With one thread of OpenMP in this one and as many as there are in others, oneDNN plans otherwise in each.
 IN_THREADS = """
-import sys, threading
+import json, sys, threading
 import numpy as np
 from caffe2.python import core, workspace
-core.GlobalInit(["test", "--caffe2_omp_num_threads=1", "--caffe2_mkl_num_threads=1"])
+threads, steps, batch, dim_in, dim, rules, flags = map(json.loads, sys.argv[1:])
+core.GlobalInit(["test", *flags])
 from caffe2.python.model_helper import ModelHelper
 from caffe2_recurrent import LSTM, optimize
 from caffe2_recurrent.rewriting import kept_filters
@@ -282,16 +283,15 @@ random = np.random.RandomState(0)
 models = []
 for name in ("optimised", "built"):
     model = ModelHelper(name, init_params=name == "optimised")
-    models.append((model, LSTM(model, "x", None, ("h0", "c0"), 20, 150, "lstm", forward_only=True)[0]))
-for blob, shape in {"x": (6, 11, 20), "h0": (1, 11, 150), "c0": (1, 11, 150)}.items():
+    models.append((model, LSTM(model, "x", None, ("h0", "c0"), dim_in, dim, "lstm", forward_only=True)[0]))
+for blob, shape in {"x": (steps, batch, dim_in), "h0": (1, batch, dim), "c0": (1, batch, dim)}.items():
     workspace.FeedBlob(blob, random.uniform(-1, 1, shape).astype(np.float32))
 workspace.RunNetOnce(models[0][0].param_init_net)
-rules = ["lstm_unit", "scaled_weights", "sequence_bias", "joined_sequence", "packed_products", "unchanged_weights"]
 optimize(models[0][0], rules, even_if_slower=True, trials=False)
 workspace.RunNetOnce(models[0][0].net)
 for model, _ in models:
     workspace.CreateNet(model.net)
-for who in sys.argv[1]:
+for who in threads:
     found = []
     for model, hidden in models:
         run = threading.Thread(target=workspace.RunNet, args=[model.net])
@@ -306,14 +306,51 @@ for who in sys.argv[1]:
 """
 
 
+def run_in_threads(threads, sizes, rules, flags, **environment):
+    """In the main thread, `m`, or in a new one, `t`, each time."""
+    arguments = [json.dumps(given) for given in (threads, *sizes, rules, flags)]
+    command = [sys.executable, "-c", IN_THREADS, *arguments]
+    return subprocess.run(command, env={**os.environ, **environment}, stderr=subprocess.PIPE, check=False)
+
+
 @pytest.mark.parametrize("threads", ["ttmm", "tmtm", "mmtt"])
 def test_runs_in_other_threads(threads):
-    """This one, or a new one for each run, with another number of threads of OpenMP."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
-    done = subprocess.run(
-        [sys.executable, "-c", IN_THREADS, threads], env=environment, stderr=subprocess.PIPE, check=False
-    )
+    """With one thread of OpenMP in this one and two in others oneDNN plans otherwise in each."""
+    flags = ["--caffe2_omp_num_threads=1", "--caffe2_mkl_num_threads=1"]
+    rules = ["lstm_unit", "scaled_weights", "sequence_bias", "joined_sequence", *BOTH]
+    done = run_in_threads(threads, (6, 11, 20, 150), rules, flags, OMP_NUM_THREADS="2")
     assert done.returncode == 0, done.stderr.decode()
+
+
+# ATen's operators of its step are large enough for several threads.
+THREADS_SET_LATE = {
+    "threads": "ttmt",
+    "sizes": (6, 32, 128, 256),
+    "rules": None,
+    "flags": [],
+    "OMP_NUM_THREADS": "4",
+    "MKL_NUM_THREADS": "1",
+}
+
+
+def test_aten_sets_the_number_of_threads_before_a_convolution_is_planned():
+    done = run_in_threads(**THREADS_SET_LATE)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_steps_with_operators_of_atens_begin_with_one_that_sets_the_number_of_threads():
+    model, blobs = kept(["lstm_unit", "scaled_weights", *BOTH])
+    first, second, *others = support.step(model.net).op
+    assert "ATen" in [operator.type for operator in others] or not IS_RIGHT
+    if IS_RIGHT:
+        assert [first.type, second.type, support.argument(second, "operator").s] == ["ConstantFill", "ATen", b"softmax"]
+        assert list(second.input) == list(first.output) and "Conv" in [operator.type for operator in others]
+    support.assert_same(support.run(model, blobs), as_built(blobs))
+
+
+def test_steps_without_do_without():
+    model, _ = kept()
+    assert "ATen" not in [operator.type for operator in support.step(model.net).op]
 
 
 def test_a_net_that_is_as_it_was_built_runs_beside():
@@ -728,7 +765,8 @@ COPIED = {
 
 @pytest.mark.parametrize("others", COPIED.values(), ids=list(COPIED))
 def test_copied_all_the_same(others):
-    made = in_place(convolved(*others))
+    # In front of what is left of them there may be the operators that set the number of threads.
+    made = in_place(convolved(*others))[-2 - len(others) :]
     assert short(made) == ["Conv r w -> there", "Copy {} -> y".format(THERE_NOW), *short(others)]
     assert list(made[1].control_input) == ["there"]
 

@@ -11,12 +11,18 @@ another number of threads, it would run what oneDNN has planned there for filter
 that number alone (`primitive_cache.cpp`). So each run has new operators: in front of the loop something else is put
 into the blob of its step workspaces, which no other loop has, and the engine makes new ones.
 
+Nor may that number change in the midst of a run. ATen sets it, to that of MKL's threads, when it has something for
+several threads to do for the first time in a thread. Then a convolution of the step before would be run by more or
+fewer threads than it has been planned for, and may write behind its memory. So where steps have operators of ATen's,
+the first one in each is such that it does so whatever the sizes.
+
 Both tensors of oneDNN's are made in front of the loop, for as many rows as the run has. The memory of the results is
 that of a blob of the CPU's, which steps read; no operator of theirs writes it by that name. So until all else is done
 there is an operator in its place that copies the results back.
 
 Source: caffe2/ideep/operators/conv_op.cc, utility_ops.cc, operator_fallback_ideep.h; for a source whose channels come
-last, convolution_forward in ideep's operators/conv.hpp asks for such a result, too.
+last, convolution_forward in ideep's operators/conv.hpp asks for such a result, too; lazy_init_num_threads in ATen's
+Parallel.h.
 """
 
 import contextlib
@@ -28,11 +34,11 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import workspace
 
 from caffe2_recurrent.loop import Loop
-from caffe2_recurrent.operator_arguments import integer, set_arguments
+from caffe2_recurrent.operator_arguments import integer, nets_of, set_arguments
 from caffe2_recurrent.operators import SUM, copied, is_on_onednn, new_operator
 from caffe2_recurrent.rewriting import dataflow, onednn, onednn_copies, trial
 from caffe2_recurrent.rewriting.convolved import number_of_rows
-from caffe2_recurrent.rewriting.emit import Emitter
+from caffe2_recurrent.rewriting.emit import ATEN, Emitter
 from caffe2_recurrent.rewriting.engine_blobs import ON_CPU
 from caffe2_recurrent.rewriting.product import Product
 from caffe2_recurrent.scratch_workspace import scratch_workspace
@@ -143,7 +149,23 @@ def in_place(
             if shown(source) in operator.input:
                 # Nets that run operators side by side would not know otherwise what it has to wait for.
                 operator.control_input.append(source)
+    if keeps and keeping and any(map(_runs_aten, made)):
+        made[:0] = _threads_set(keeping[0])
     return made
+
+
+def _runs_aten(operator: caffe2_pb2.OperatorDef) -> bool:
+    return operator.type == ATEN or any(_runs_aten(inside) for net in nets_of(operator) for inside in net.op)
+
+
+def _threads_set(convolution: caffe2_pb2.OperatorDef) -> Operators:
+    """Operators after which ATen does not set the number of threads in this thread any more."""
+    number = convolution.output[0] + "_number"
+    plain = caffe2_pb2.OperatorDef()
+    return [
+        new_operator("ConstantFill", [], [number], plain, shape=[1], value=1.0),
+        new_operator(ATEN, [number], [number + "_alone"], plain, operator="softmax", dim=0),
+    ]
 
 
 def _may_be_shown(operators: Operators, copy: str) -> bool:
