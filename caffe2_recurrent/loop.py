@@ -12,7 +12,7 @@ import enum
 import re
 import zlib
 from dataclasses import dataclass, field
-from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from caffe2.proto import caffe2_pb2
 
@@ -159,9 +159,9 @@ class Loop:
     of all steps, for operators after the loop. `of_shape` are outer blobs for which only the shape of a sequence
     counts. `shared` are the blobs that steps share, `shared_before` those that they shared before anything was
     rewritten, `linked_before` those that were linked then. `fed` are the blobs that operators of the net read and none
-    writes. `net_frees`: the net lets go of blobs once nothing reads them any more. With `weights`, what depends on
-    these alone is to be made when they have changed; `may_keep` says what could be. With `unrolled` its steps are to be
-    written out. `rules` are the names of those that are to be applied to it.
+    writes. `net_frees`: the net lets go of blobs once nothing reads them any more. With `weights`, and how each is
+    compared, what depends on these alone is to be made when they have changed; `may_keep` says what could be. With
+    `unrolled` its steps are to be written out. `rules` are the names of those that are to be applied to it.
     """
 
     name: str
@@ -196,7 +196,7 @@ class Loop:
     linked_before: FrozenSet[str] = frozenset()
     fed: FrozenSet[str] = frozenset()
     net_frees: bool = False
-    weights: Tuple[str, ...] = ()
+    weights: Mapping[str, str] = field(default_factory=dict)
     unrolled: Optional[Unrolled] = None
     rules: FrozenSet[str] = frozenset()
     may_keep: Keeping = Keeping.NOTHING

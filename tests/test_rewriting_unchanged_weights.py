@@ -12,7 +12,7 @@ import step_nets
 from caffe2_recurrent import GRU, LSTM, MILSTM, optimize, prediction_net, recurrent_net
 from caffe2_recurrent.loop import laid_out_when_changed
 from caffe2_recurrent.loop_reading import read_loops
-from caffe2_recurrent.rewriting import trial, unchanged_weights
+from caffe2_recurrent.rewriting import same_weights, trial, unchanged_weights
 from caffe2_recurrent.rewriting.rules.unchanged_weights import IN_EACH_RUN, WHEN_CHANGED
 from caffe2_recurrent.rewriting.subjects import Seconds
 from caffe2_recurrent.scratch_workspace import scratch_workspace
@@ -28,6 +28,14 @@ WEIGHTS = "layer/gates_t_w"
 EVERY_CELL = pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
 EVERY_STEP_NET = pytest.mark.parametrize("make", step_nets.AS_CAFFE2 + step_nets.MENDED, ids=lambda make: make.__name__)
 RULES = pytest.mark.parametrize("rules", [TRANSPOSED, support.NAMES], ids=["transposed", "all rules"])
+
+
+@pytest.fixture(params=["number by number", "by distance"], autouse=True)
+def ways_to_compare(request, monkeypatch):
+    """Small matrices as they are, and all as large ones are."""
+    if request.param == "by distance":
+        monkeypatch.setattr(same_weights, "LARGE", 0)
+        monkeypatch.setattr(same_weights, "LONG_ROW", 0)
 
 
 def kept(rules=TRANSPOSED, **options):
@@ -364,7 +372,7 @@ def test_a_net_that_frees_its_blobs():
     assert reason(model) == "a net of this type lets go of blobs that nothing reads any more"
 
 
-@pytest.mark.parametrize("kind", ["ATen", "AccumulateHistogram", "IsMemberOf"])
+@pytest.mark.parametrize("kind", ["ATen", "AccumulateHistogram", "IsMemberOf", "L1Distance"])
 def test_a_caffe2_without_an_operator(monkeypatch, kind):
     is_operator = core.IsOperator
     monkeypatch.setattr(unchanged_weights.core, "IsOperator", lambda name: name != kind and is_operator(name))

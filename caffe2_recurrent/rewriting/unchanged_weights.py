@@ -8,7 +8,7 @@ others have made. Each net makes it anew in its first run, which an operator tha
 """
 
 import zlib
-from typing import Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core
@@ -18,7 +18,9 @@ from caffe2_recurrent.loop import WHEN_CHANGED, Keeping, Loop, name_steps_by_con
 from caffe2_recurrent.operator_arguments import nets_of
 from caffe2_recurrent.operators import OPERATOR, new_operator, read_before_written, renamed
 from caffe2_recurrent.problems import names
+from caffe2_recurrent.rewriting import same_weights
 from caffe2_recurrent.rewriting.emit import ATEN
+from caffe2_recurrent.rewriting.same_weights import DISTANCE, ONE_OF
 from caffe2_recurrent.sizes import Sizes
 
 RULE = "unchanged_weights"
@@ -27,14 +29,13 @@ COUNTING = "AccumulateHistogram"
 BIN = {"lower_bound": 0.0, "upper_bound": 1.0, "num_buckets": 1}
 IN_BIN = 0.5
 FIRST = [0, 1, 0]
-ONE_OF = "IsMemberOf"
 
 Operators = List[caffe2_pb2.OperatorDef]
 
 
 def why_not(loop: Loop) -> Optional[str]:
     """Why what is made of weights has to be made in each run of the loop."""
-    missing = [kind for kind in (ATEN, COUNTING, ONE_OF) if not core.IsOperator(kind)]
+    missing = [kind for kind in (ATEN, COUNTING, DISTANCE, ONE_OF) if not core.IsOperator(kind)]
     if missing:
         return "this Caffe2 has no {}".format(names(missing))
     if loop.gradient is not None:
@@ -98,8 +99,11 @@ def guarded(loop: Loop, operators: Operators) -> Operators:
     return when_changed(loop, loop.weights, made, without(operators, made)) if made else operators
 
 
-def when_changed(loop: Loop, weights: Sequence[str], made: Operators, rest: Operators) -> Operators:
-    """`made`, to be run when `weights` have changed, and `rest`, which reads what it makes."""
+def when_changed(loop: Loop, weights: Mapping[str, str], made: Operators, rest: Operators) -> Operators:
+    """`made`, to be run when `weights` have changed, and `rest`, which reads what it makes.
+
+    With the weights comes how they are compared (`same_weights.way`).
+    """
     ending = "_{:08x}".format(zlib.crc32(caffe2_pb2.NetDef(op=made).SerializeToString()))
     written = {blob for operator in made for blob in operator.output}
     read = dict.fromkeys(blob for blob in all_names(caffe2_pb2.NetDef(op=rest)) if blob in written)
@@ -114,7 +118,7 @@ def when_changed(loop: Loop, weights: Sequence[str], made: Operators, rest: Oper
     is_changed = loop.new_blob("weights_are_new")
     kept = [*results.values(), *copies.values()]
     return [
-        *_comparing(loop, copies, is_changed),
+        *_comparing(loop, weights, copies, is_changed),
         _operator(loop, "If", [is_changed, *weights], kept, then_net=_net(WHEN_CHANGED, laid_out)),
         *(_reading(operator, results) for operator in rest),
     ]
@@ -135,18 +139,10 @@ def _name_steps(operator: caffe2_pb2.OperatorDef) -> None:
             _name_steps(inner)
 
 
-def _comparing(loop: Loop, copies: Dict[str, str], is_changed: str) -> Operators:
+def _comparing(loop: Loop, ways: Mapping[str, str], copies: Mapping[str, str], is_changed: str) -> Operators:
     """Operators that say in `is_changed` whether the net runs for the first time, or weights differ from the copies."""
-    names = ("run", "bins", "runs", "first_run", "as_first", "is_first", "equal")
-    run, bins, runs, first, is_as_first, is_first, equal = (loop.new_blob("weights_" + name) for name in names)
-    each = [loop.new_blob(copy + "_is_equal") for copy in copies.values()]
-    comparing = [
-        _operator(loop, ATEN, [weight, copy], [result], operator="equal")
-        for (weight, copy), result in zip(copies.items(), each)
-    ]
-    comparing.append(_operator(loop, "Copy", each[:1], [equal]))
-    comparing += [_operator(loop, "Mul", [equal, other], [equal]) for other in each[1:]]
-    comparing.append(_is(loop, equal, 0, is_changed))
+    names = ("run", "bins", "runs", "first_run", "as_first", "is_first")
+    run, bins, runs, first, is_as_first, is_first = (loop.new_blob("weights_" + name) for name in names)
     true = {"value": True, "dtype": core.DataType.BOOL}
     always = [_operator(loop, "ConstantFill", [], [is_changed], shape=[1], **true), *_emptying(loop, copies.values())]
     return [
@@ -154,7 +150,7 @@ def _comparing(loop: Loop, copies: Dict[str, str], is_changed: str) -> Operators
         _operator(loop, COUNTING, [run], [bins, runs], **BIN),
         _operator(loop, "GivenTensorInt64Fill", [], [first], shape=[len(FIRST)], values=FIRST),
         _operator(loop, ATEN, [runs, first], [is_as_first], operator="equal"),
-        _is(loop, is_as_first, 1, is_first),
+        same_weights.is_one_of(loop, is_as_first, 1, is_first),
         # Outputs of it, the copies are there when the operators that compare them are made.
         _operator(
             loop,
@@ -162,17 +158,13 @@ def _comparing(loop: Loop, copies: Dict[str, str], is_changed: str) -> Operators
             [is_first, *copies],
             [is_changed, *copies.values()],
             then_net=_net("first_run", always),
-            else_net=_net("later_run", comparing),
+            else_net=_net("later_run", same_weights.compare(loop, ways, copies, is_changed)),
         ),
     ]
 
 
 def _emptying(loop: Loop, blobs: Iterable[str]) -> Operators:
     return [_operator(loop, "ConstantFill", [], [blob], shape=[0], value=0.0) for blob in blobs]
-
-
-def _is(loop: Loop, blob: str, value: int, result: str) -> caffe2_pb2.OperatorDef:
-    return _operator(loop, ONE_OF, [blob], [result], value=[value], dtype=core.DataType.INT64)
 
 
 def _operator(

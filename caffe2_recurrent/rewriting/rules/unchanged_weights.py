@@ -8,7 +8,7 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loop import Loop
 from caffe2_recurrent.operators import read_before_written
-from caffe2_recurrent.rewriting import trial, unchanged_weights
+from caffe2_recurrent.rewriting import same_weights, trial, unchanged_weights
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.subjects import Seconds, Subject
 from caffe2_recurrent.sizes import Shape, Sizes
@@ -46,8 +46,8 @@ class UnchangedWeights(Rule):
     def loss(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
         weights = unchanged_weights.found(loop, sizes)
         made = unchanged_weights.made_of(loop, weights)
-        shapes = tuple((weight, sizes.shape(weight)) for weight in weights)
-        found = _tried(bytes(caffe2_pb2.NetDef(op=made).SerializeToString()), shapes)
+        of_weights = tuple((weight, sizes.shape(weight), way) for weight, way in _ways(weights, sizes).items())
+        found = _tried(bytes(caffe2_pb2.NetDef(op=made).SerializeToString()), of_weights)
         if found is None:
             return "what is made of weights cannot be tried with arbitrary numbers"
         if GAIN * found[WHEN_CHANGED].step > found[IN_EACH_RUN].step:
@@ -55,16 +55,21 @@ class UnchangedWeights(Rule):
         return None
 
     def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
-        loop.weights = unchanged_weights.found(loop, sizes)
+        loop.weights = _ways(unchanged_weights.found(loop, sizes), sizes)
+
+
+def _ways(weights: Iterable[str], sizes: Sizes) -> Dict[str, str]:
+    return {weight: same_weights.way(weight, sizes.shape(weight)) for weight in weights}
 
 
 @trial.remembered
-def _tried(made: bytes, shapes: Tuple[Tuple[str, Optional[Shape]], ...]) -> Optional[Dict[str, Seconds]]:
+def _tried(made: bytes, of_weights: Tuple[Tuple[str, Optional[Shape], str], ...]) -> Optional[Dict[str, Seconds]]:
     operators = list(caffe2_pb2.NetDef.FromString(made).op)
     # They would not be known to be weights otherwise.
-    weights = {weight: shape for weight, shape in shapes if shape is not None}
+    weights = {weight: shape for weight, shape, _ in of_weights if shape is not None}
+    ways = {weight: way for weight, shape, way in of_weights if shape is not None}
     loop = trial.lone_loop([*weights, *read_before_written(operators)])
-    guarded = unchanged_weights.when_changed(loop, list(weights), operators, [])
+    guarded = unchanged_weights.when_changed(loop, ways, operators, [])
     subjects = {
         IN_EACH_RUN: functools.partial(Subject, operators, weights),
         WHEN_CHANGED: functools.partial(Subject, guarded, weights),
