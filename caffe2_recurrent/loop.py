@@ -43,9 +43,9 @@ CONTENT = re.compile("_[0-9a-f]{8}$")
 BACKWARD = (BACKWARD_STEP_NET, POSITIONS, PYTHON_POSITIONS, SEQUENCE_GRADIENTS)
 
 
-class Keeping(enum.IntEnum):
+class Keeping(enum.IntFlag):
     """What may outlive the operators that make it: filters that oneDNN lays out, for the steps of a run
-    (`kept_filters.py`); and what is made of weights, for other runs too (`unchanged_weights.py`).
+    (`kept_filters.py`); and what is made of weights, for other runs (`unchanged_weights.py`).
     """
 
     NOTHING = 0

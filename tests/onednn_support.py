@@ -10,7 +10,7 @@ import comparing
 import rewriting_support as support
 from caffe2_recurrent import recurrent_net
 from caffe2_recurrent.operators import is_on_onednn
-from caffe2_recurrent.rewriting import onednn, step_products
+from caffe2_recurrent.rewriting import onednn, passes, step_products
 from caffe2_recurrent.rewriting.product_ways import KEPT_FILTERS, NNPACK
 from caffe2_recurrent.rewriting.rules import packed_products
 from caffe2_recurrent.rewriting.subjects import Seconds
@@ -30,6 +30,12 @@ def force(monkeypatch, way):
         return way if product.parts == 1 or way == NNPACK else onednn.CONVOLUTION
 
     monkeypatch.setattr(packed_products, "_fastest", fastest)
+
+
+def promise_constant_threads(monkeypatch):
+    """That numbers of threads stay, for all nets that are optimised."""
+    may_be_kept = passes._what_may_be_kept
+    monkeypatch.setattr(passes, "_what_may_be_kept", lambda loop, constant_threads: may_be_kept(loop, True))
 
 
 def make_up(monkeypatch, as_it_is, transposed=None, **ways):

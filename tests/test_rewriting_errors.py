@@ -172,7 +172,7 @@ def test_shapes_of_what_is_no_blob():
     assert refused(shapes={3: (1, 2)}) == "optimize: shapes maps blobs or their names; got 3 of type int"
 
 
-@pytest.mark.parametrize("flag", ["dry_run", "even_if_slower", "trials"])
+@pytest.mark.parametrize("flag", ["dry_run", "even_if_slower", "trials", "constant_threads"])
 @pytest.mark.parametrize("value", ["no", 2, None, 1.0], ids=repr)
 def test_flags(flag, value):
     expected = "optimize: {} must be True or False; got {!r} of type {}".format(flag, value, type(value).__name__)

@@ -19,7 +19,7 @@ from caffe2_recurrent.rewriting.rules.gates_first import Size
 from caffe2_recurrent.rewriting.step_products import COLUMNS, ROWS, TRANSPOSED_ROWS
 from caffe2_recurrent.rewriting.subjects import Seconds
 from caffe2_recurrent.sizes import Sizes
-from onednn_support import inner_nets, leaving_no_trace
+from onednn_support import inner_nets, leaving_no_trace, promise_constant_threads
 from step_nets import D, N, T
 from test_rewriting_onednn import with_other_weights
 from test_rewriting_rules import loop_of, made, reasons_in, set_argument, why
@@ -504,9 +504,11 @@ def test_it_is_tried(layout, of_sequence):
 # The form of an LSTM behind a product.
 
 
-@pytest.mark.parametrize("trains", [True, False])
+@pytest.mark.parametrize("trains, promised", [(True, False), (True, True), (False, False), (False, True)])
 @pytest.mark.parametrize("by_kind, other, taken", [(1.0, 1.02, ByKind), (1.0, 1.019, ByTanh), (2.0, 1.0, ByTanh)])
-def test_the_form_behind_a_product(by_kind, other, taken, trains, monkeypatch):
+def test_the_form_behind_a_product(by_kind, other, taken, trains, promised, monkeypatch):
+    if promised:
+        promise_constant_threads(monkeypatch)
     seen = []
 
     def tried(product, size, forms, trains):
@@ -516,9 +518,9 @@ def test_the_form_behind_a_product(by_kind, other, taken, trains, monkeypatch):
     form = behind_a_product(tried, trains, monkeypatch)
     assert form is taken
     # Where two step workspaces are enough oneDNN may have the product, and the sigmoid of it.
-    may_keep = Keeping.NOTHING if trains else Keeping.FILTERS
+    may_keep = Keeping.FILTERS if promised and not trains else Keeping.NOTHING
     expected = lstm_unit.Behind(support.T, support.N, support.D, support.DIM_IN, ROWS, may_keep)
-    forms = {ByTanh, ByKind} if trains else {ByTanh, ByHalves, ByKind, WithoutCandidate}
+    forms = {ByTanh, ByKind} if trains else {ByTanh, ByHalves, ByKind, *([WithoutCandidate] if promised else [])}
     assert seen == [(expected, support.D, forms, trains)]
 
 
@@ -551,6 +553,8 @@ def test_gates_that_are_not_opened_may_be_faster_behind_a_product(monkeypatch):
 
 @pytest.mark.parametrize("trains", [True, False])
 def test_small_states_have_no_trial_by_kind(trains, monkeypatch):
+    promise_constant_threads(monkeypatch)
+
     def tried(product, size, forms, trains):
         assert not trains and set(forms) == {ByTanh, ByHalves, WithoutCandidate}
         return dict.fromkeys(forms, Seconds(0.0, 1.0))

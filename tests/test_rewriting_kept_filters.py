@@ -78,6 +78,11 @@ def forced(monkeypatch):
     monkeypatch.setattr(packed_products, "_fastest", fastest)
 
 
+@pytest.fixture(autouse=True)
+def constant_threads(monkeypatch):
+    onednn_support.promise_constant_threads(monkeypatch)
+
+
 def kept(rules=BOTH, builder=LSTM, **options):
     """An LSTM that keeps its filters, and its results."""
     model, blobs = support.lstm(builder=builder, **{**FORWARD, **options})
@@ -265,13 +270,14 @@ def test_the_rnn_executor_of_another_net_keeps_its_workspaces(trained):
 
 
 IN_THREADS = """
-import json, sys, threading
+import json, sys
+from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from caffe2.python import core, workspace
-threads, steps, batch, dim_in, dim, rules, flags = map(json.loads, sys.argv[1:])
+threads, steps, batch, dim_in, dim, rules, flags, layer = map(json.loads, sys.argv[1:])
 core.GlobalInit(["test", *flags])
 from caffe2.python.model_helper import ModelHelper
-from caffe2_recurrent import LSTM, optimize
+import caffe2_recurrent
 from caffe2_recurrent.rewriting import kept_filters
 from caffe2_recurrent.rewriting.rules import backward_loop, packed_products
 
@@ -283,32 +289,42 @@ random = np.random.RandomState(0)
 models = []
 for name in ("optimised", "built"):
     model = ModelHelper(name, init_params=name == "optimised")
-    models.append((model, LSTM(model, "x", None, ("h0", "c0"), dim_in, dim, "lstm", forward_only=True)[0]))
+    build, states = getattr(caffe2_recurrent, layer), ("h0", "c0")[: 1 if layer == "GRU" else 2]
+    models.append((model, build(model, "x", None, states, dim_in, dim, "layer", forward_only=True)[0]))
 for blob, shape in {"x": (steps, batch, dim_in), "h0": (1, batch, dim), "c0": (1, batch, dim)}.items():
     workspace.FeedBlob(blob, random.uniform(-1, 1, shape).astype(np.float32))
 workspace.RunNetOnce(models[0][0].param_init_net)
-optimize(models[0][0], rules, even_if_slower=True, trials=False)
-workspace.RunNetOnce(models[0][0].net)
+promised = {"constant_threads": True}
+caffe2_recurrent.optimize(models[0][0], rules, even_if_slower=True, trials=False, **promised)
 for model, _ in models:
     workspace.CreateNet(model.net)
+workspace.FeedBlob("many", np.zeros(100000, np.float32))
+large = core.Net("large")
+large.ATen(["many", "many"], "others", operator="equal")
+workspace.CreateNet(large)
+workers = {name: ThreadPoolExecutor(1) for name in "ab"}
 for who in threads:
+    worker = None if who in "mM" else workers.get(who.lower()) or ThreadPoolExecutor(1)
+    run = workspace.RunNet if worker is None else lambda net: worker.submit(workspace.RunNet, net).result()
+    if who.isupper():
+        run(large)
     found = []
     for model, hidden in models:
-        run = threading.Thread(target=workspace.RunNet, args=[model.net])
-        run.run() if who == "m" else run.start()
-        if who != "m":
-            run.join()
+        run(model.net)
         found.append(workspace.FetchBlob(hidden))
     assert np.abs(found[0] - found[1]).max() < 1e-5, np.abs(found[0] - found[1]).max()
     if who == "t":
-        weights = workspace.FetchBlob("lstm/gates_t_w")
-        workspace.FeedBlob("lstm/gates_t_w", random.permutation(weights))
+        weights = next(str(blob) for blob in models[0][0].params if "gate" in str(blob) and str(blob).endswith("_w"))
+        workspace.FeedBlob(weights, random.permutation(workspace.FetchBlob(weights)))
 """
 
 
-def run_in_threads(threads, sizes, rules, flags, **environment):
-    """In the main thread, `m`, or in a new one, `t`, each time."""
-    arguments = [json.dumps(given) for given in (threads, *sizes, rules, flags)]
+def run_in_threads(threads, sizes, rules, flags=(), layer="LSTM", **environment):
+    """In the main thread, `m`, in one of two others, `a` and `b`, or in a new one, `t`, each time.
+
+    In capitals, an operator of ATen's has had something for several threads to do there before.
+    """
+    arguments = [json.dumps(given) for given in (threads, *sizes, rules, flags, layer)]
     command = [sys.executable, "-c", IN_THREADS, *arguments]
     return subprocess.run(command, env={**os.environ, **environment}, stderr=subprocess.PIPE, check=False)
 
@@ -322,35 +338,41 @@ def test_runs_in_other_threads(threads):
     assert done.returncode == 0, done.stderr.decode()
 
 
-# ATen's operators of its step are large enough for several threads.
+FOUR_AND_ONE = {"OMP_NUM_THREADS": "4", "MKL_NUM_THREADS": "1"}
 THREADS_SET_LATE = {
-    "threads": "ttmt",
-    "sizes": (6, 32, 128, 256),
-    "rules": None,
-    "flags": [],
-    "OMP_NUM_THREADS": "4",
-    "MKL_NUM_THREADS": "1",
+    "by the step": {"threads": "ttmt", "sizes": (6, 32, 128, 256), "rules": None, **FOUR_AND_ONE},
+    "before another thread": {"threads": "aAM", "sizes": (3, 12, 20, 128), "rules": BOTH, **FOUR_AND_ONE},
+    "before another run": {"threads": "aMA", "sizes": (3, 12, 20, 128), "rules": BOTH, **FOUR_AND_ONE},
+    "after `optimize`": {"threads": "aMAb", "sizes": (3, 3, 20, 128), "rules": None, "layer": "GRU", **FOUR_AND_ONE},
+    "in each": {"threads": "abmABMbam", "sizes": (3, 17, 20, 150), "rules": BOTH, **FOUR_AND_ONE},
 }
 
 
-def test_aten_sets_the_number_of_threads_before_a_convolution_is_planned():
-    done = run_in_threads(**THREADS_SET_LATE)
+@pytest.mark.parametrize("given", THREADS_SET_LATE.values(), ids=list(THREADS_SET_LATE))
+def test_aten_sets_the_number_of_threads_before_a_convolution_is_planned(given):
+    """It does so in each thread when it first has enough to do; till then there are as many as OpenMP starts with."""
+    done = run_in_threads(**given)
     assert done.returncode == 0, done.stderr.decode()
 
 
-def test_steps_with_operators_of_atens_begin_with_one_that_sets_the_number_of_threads():
-    model, blobs = kept(["lstm_unit", "scaled_weights", *BOTH])
+@pytest.mark.parametrize("rules", [BOTH, ["lstm_unit", "scaled_weights", *BOTH]], ids=["without more", "with more"])
+def test_steps_begin_with_an_operator_of_atens_that_sets_the_number_of_threads(rules):
+    model, blobs = kept(rules)
     first, second, *others = support.step(model.net).op
-    assert "ATen" in [operator.type for operator in others] or not IS_RIGHT
     if IS_RIGHT:
         assert [first.type, second.type, support.argument(second, "operator").s] == ["ConstantFill", "ATen", b"softmax"]
         assert list(second.input) == list(first.output) and "Conv" in [operator.type for operator in others]
     support.assert_same(support.run(model, blobs), as_built(blobs))
 
 
-def test_steps_without_do_without():
-    model, _ = kept()
-    assert "ATen" not in [operator.type for operator in support.step(model.net).op]
+@pytest.mark.parametrize("promised", [False, True])
+def test_it_takes_a_promise(monkeypatch, promised):
+    monkeypatch.undo()
+    make_up(monkeypatch, Seconds(0.0, 2.0), inner_product=Seconds(0.0, 1.5), kept_filters=Seconds(0.0, 1.0))
+    model, blobs = support.lstm(**FORWARD)
+    assert optimize(model, BOTH, constant_threads=promised).counts[RULE] == 1
+    assert has_kept(model.net) == (promised and IS_RIGHT)
+    support.assert_same(support.run(model, blobs), as_built(blobs))
 
 
 def test_a_net_that_is_as_it_was_built_runs_beside():
@@ -661,11 +683,11 @@ def test_a_trial_decides(monkeypatch):
     monkeypatch.undo()
     make_up(monkeypatch, Seconds(0.0, 2.0), kept_filters=Seconds(0.0, 1.0))
     model, _ = support.lstm(**FORWARD)
-    optimize(model, BOTH)
+    optimize(model, BOTH, constant_threads=True)
     assert has_kept(model.net) == IS_RIGHT
     make_up(monkeypatch, Seconds(0.0, 2.0), inner_product=Seconds(0.0, 1.0), kept_filters=Seconds(0.0, 1.1))
     model, _ = support.lstm(name="other", **FORWARD)
-    optimize(model, BOTH)
+    optimize(model, BOTH, constant_threads=True)
     assert not has_kept(model.net)
 
 
@@ -746,8 +768,15 @@ def short(operators):
 THERE_NOW = shown("there")
 
 
+def placed(operators, needed=()):
+    """What `in_place` makes of them, but for what it puts in front of steps that keep filters."""
+    number, of_atens, *made = in_place(operators, needed)
+    assert short([number, of_atens]) == ["ConstantFill  -> there_number", "ATen there_number -> there_number_alone"]
+    return made
+
+
 def test_readers_read_where_results_lie():
-    made = in_place(convolved(operator("Sum", ["y", "a"], ["y"]), operator("Tanh", ["y"], ["t"])))
+    made = placed(convolved(operator("Sum", ["y", "a"], ["y"]), operator("Tanh", ["y"], ["t"])))
     assert short(made) == [
         "Conv r w -> there",
         "Sum {0} a -> {0}".format(THERE_NOW),
@@ -765,14 +794,13 @@ COPIED = {
 
 @pytest.mark.parametrize("others", COPIED.values(), ids=list(COPIED))
 def test_copied_all_the_same(others):
-    # In front of what is left of them there may be the operators that set the number of threads.
-    made = in_place(convolved(*others))[-2 - len(others) :]
+    made = placed(convolved(*others))
     assert short(made) == ["Conv r w -> there", "Copy {} -> y".format(THERE_NOW), *short(others)]
     assert list(made[1].control_input) == ["there"]
 
 
 def test_copied_where_the_name_is_needed_or_older():
-    assert short(in_place(convolved(), ["y"])) == ["Conv r w -> there", "Copy {} -> y".format(THERE_NOW)]
+    assert short(placed(convolved(), ["y"])) == ["Conv r w -> there", "Copy {} -> y".format(THERE_NOW)]
     older = [operator("Copy", ["a"], ["y"]), operator("Tanh", ["y"], ["t"]), *convolved()]
     assert short(in_place(older))[-1] == "Copy {} -> y".format(THERE_NOW)
 

@@ -37,6 +37,7 @@ def optimize(
     dry_run: bool = False,
     even_if_slower: bool = False,
     trials: bool = True,
+    constant_threads: bool = False,
 ) -> Report:
     """Rewrite the loops of a finished net, in place, so that they run faster.
 
@@ -53,6 +54,9 @@ def optimize(
         even_if_slower: apply rules also where they would cost more than they gain, as for very small sizes.
         trials: False to time nothing: what only a trial can tell stays as it is, and on one machine each process
             makes the same net, whose results are the same to the bit with the same number of threads.
+        constant_threads: True to promise that no thread that runs the net gets another number of OpenMP's threads
+            once it has run one. Then oneDNN may lay out filters once for all steps of a run. If the promise is not
+            kept, results may be wrong, or the process may end: oneDNN has planned for another number.
 
     Returns:
         A `Report`: `counts` by rule, `rewrites`, `refusals` with their reasons. `print` it.
@@ -71,13 +75,16 @@ def optimize(
     dry_run = read_flag("dry_run", dry_run, types)
     even_if_slower = read_flag("even_if_slower", even_if_slower, types)
     trials = read_flag("trials", trials, types)
+    constant_threads = read_flag("constant_threads", constant_threads, types)
     chosen = read_rules(rules, types, values)
     types.raise_if_any(TypeError)
     assert proto is not None
     if known_shapes:
         check_shapes(known_shapes, proto, init_net_of(model_or_net), list(read_loops(proto).values()), values)
     values.raise_if_any()
-    report = optimize_proto(proto, init_net_of(model_or_net), chosen, known_shapes, dry_run, even_if_slower, trials)
+    init_net = init_net_of(model_or_net)
+    flags = (dry_run, even_if_slower, trials, constant_threads)
+    report = optimize_proto(proto, init_net, chosen, known_shapes, *flags)
     if report.total and not dry_run and proto.name in workspace.C.nets():
         warnings.warn(CREATED_BEFORE.format(proto.name), stacklevel=2)
     return report
@@ -91,9 +98,11 @@ def optimize_proto(
     dry_run: bool,
     even_if_slower: bool,
     trials: bool,
+    constant_threads: bool = False,
 ) -> Report:
     """As `optimize`, with arguments that have been checked."""
-    operators, report = rewritten(proto, rules, find_sizes(proto, init_net, shapes), even_if_slower, dry_run, trials)
+    sizes = find_sizes(proto, init_net, shapes)
+    operators, report = rewritten(proto, rules, sizes, even_if_slower, dry_run, trials, constant_threads)
     if report.total and not dry_run:
         _replace_operators(proto, operators)
     return report

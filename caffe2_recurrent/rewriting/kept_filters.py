@@ -6,15 +6,16 @@ Rows are an image whose channels come last, weights the filters of a convolution
 
 In memory that is `[N, K]` and `[N, M]`: oneDNN reads the rows as they lie, and leaves the results as the step wants
 them. Filters it lays out in an order that no operator gives away. Its convolution keeps what it has made of them in its
-first run, and what it has planned: not only would it miss that weights change. In another thread, for which OpenMP has
-another number of threads, it would run what oneDNN has planned there for filters in another order, of which it knows by
-that number alone (`primitive_cache.cpp`). So each run has new operators: in front of the loop something else is put
-into the blob of its step workspaces, which no other loop has, and the engine makes new ones.
+first run, and would miss that weights change, or run in another thread what has been planned there with another number
+of OpenMP's threads. So each run has new operators: in front of the loop something else is put into the blob of its step
+workspaces, which no other loop has, and the engine makes new ones.
 
-Nor may that number change in the midst of a run. ATen sets it, to that of MKL's threads, when it has something for
-several threads to do for the first time in a thread. Then a convolution of the step before would be run by more or
-fewer threads than it has been planned for, and may write behind its memory. So where steps have operators of ATen's,
-the first one in each is such that it does so whatever the sizes.
+That is not enough where a thread gets another number of OpenMP's threads. What is planned for some sizes is remembered
+in each thread, without that number; what is made of the plan, in the process, with it. So a later run may have filters
+in another order than they are read, and write behind its memory. No operator tells that number, so that only who says
+that it stays has such products (`constant_threads`). One change is not the caller's: ATen sets the number, to that of
+MKL's threads, when it first has something for several threads to do in a thread. Therefore steps begin with an operator
+of ATen's that does so whatever the sizes.
 
 Both tensors of oneDNN's are made in front of the loop, for as many rows as the run has. The memory of the results is
 that of a blob of the CPU's, which steps read; no operator of theirs writes it by that name. So until all else is done
@@ -34,7 +35,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import workspace
 
 from caffe2_recurrent.loop import Loop
-from caffe2_recurrent.operator_arguments import integer, nets_of, set_arguments
+from caffe2_recurrent.operator_arguments import integer, set_arguments
 from caffe2_recurrent.operators import SUM, copied, is_on_onednn, new_operator
 from caffe2_recurrent.rewriting import dataflow, onednn, onednn_copies, trial
 from caffe2_recurrent.rewriting.convolved import number_of_rows
@@ -149,13 +150,9 @@ def in_place(
             if shown(source) in operator.input:
                 # Nets that run operators side by side would not know otherwise what it has to wait for.
                 operator.control_input.append(source)
-    if keeps and keeping and any(map(_runs_aten, made)):
+    if keeps and keeping:
         made[:0] = _threads_set(keeping[0])
     return made
-
-
-def _runs_aten(operator: caffe2_pb2.OperatorDef) -> bool:
-    return operator.type == ATEN or any(_runs_aten(inside) for net in nets_of(operator) for inside in net.op)
 
 
 def _threads_set(convolution: caffe2_pb2.OperatorDef) -> Operators:

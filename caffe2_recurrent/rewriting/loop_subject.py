@@ -24,7 +24,7 @@ def subject_of(
 
     Operators that keep filters are made in each run, in two step workspaces.
     """
-    kept = unchanged_weights.made_of(loop, loop.fed) if loop.may_keep is Keeping.WEIGHTS else []
+    kept = unchanged_weights.made_of(loop, loop.fed) if Keeping.WEIGHTS in loop.may_keep else []
     in_each_run = unchanged_weights.without(loop.before, kept)
     step = kept_filters.in_place(list(operators))
     anew = WORKSPACES if kept_filters.are_in(step) else 0

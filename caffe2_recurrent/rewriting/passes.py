@@ -31,7 +31,13 @@ BACKWARD_LOOP = "backward_loop"
 
 
 def rewritten(
-    net: caffe2_pb2.NetDef, rules: Sequence[Rule], sizes: Sizes, even_if_slower: bool, dry_run: bool, trials: bool
+    net: caffe2_pb2.NetDef,
+    rules: Sequence[Rule],
+    sizes: Sizes,
+    even_if_slower: bool,
+    dry_run: bool,
+    trials: bool,
+    constant_threads: bool,
 ) -> Tuple[Operators, Report]:
     """The operators that `net` has with its loops rewritten, and what was done. `net` is left as it is."""
     loops = read_loops(net)
@@ -47,7 +53,7 @@ def rewritten(
         loop.known_rows |= with_rows(loop, sizes)
         loop.columns.update(step_shapes.columns(loop, sizes))
         loop.rules = frozenset(rule.name for rule in rules)
-        loop.may_keep = _what_may_be_kept(loop)
+        loop.may_keep = _what_may_be_kept(loop, constant_threads)
         with trial.trying(trials):
             made, left = _apply_all(rules, loop, sizes, even_if_slower)
         rewrites += made
@@ -119,11 +125,10 @@ def _in_place(loop: Loop) -> Loop:
     return dataclasses.replace(loop, operators=operators, gradient=gradient)
 
 
-def _what_may_be_kept(loop: Loop) -> Keeping:
-    if unchanged_weights.may_be_kept(loop):
-        return Keeping.WEIGHTS
+def _what_may_be_kept(loop: Loop, constant_threads: bool) -> Keeping:
+    of_weights = Keeping.WEIGHTS if unchanged_weights.may_be_kept(loop) else Keeping.NOTHING
     is_for_two = BACKWARD_LOOP in loop.rules if loop.gradient is not None else not loop.has_backward_step
-    return Keeping.FILTERS if is_for_two else Keeping.NOTHING
+    return of_weights | (Keeping.FILTERS if constant_threads and is_for_two else Keeping.NOTHING)
 
 
 def _apply_all(

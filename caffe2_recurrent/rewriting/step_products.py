@@ -145,7 +145,7 @@ def seconds_of_step(size: Size, way: str, steps: Optional[int]) -> float:
 
 def tried(size: Size, way: str) -> Seconds:
     """Such a product by itself: as it is, an FC with weights transposed beforehand, or in another way."""
-    others = product_ways.ways_of(size.parts, bool(size.may_keep))
+    others = product_ways.ways_of(size.parts, Keeping.FILTERS in size.may_keep)
     ways = (AS_IT_IS, *((TRANSPOSED,) if size.kind == FC else ()), *others)
     found: Dict[str, Seconds] = _tried(size, ways)
     return found[way]

@@ -54,7 +54,7 @@ def may_be_kept(loop: Loop) -> bool:
 
 def may_keep_of(loop: Loop, sizes: Sizes, blob: str) -> bool:
     """Whether what is made of `blob` may be kept: it is one of the weights, or made of them alone."""
-    if loop.may_keep is not Keeping.WEIGHTS:
+    if Keeping.WEIGHTS not in loop.may_keep:
         return False
     made = made_of(loop, found(loop, sizes))
     return _is_weight(loop, sizes, blob) or any(blob in operator.output for operator in made)

@@ -117,7 +117,7 @@ class PackedProducts(Rule):
 
 def what_may_be_kept(loop: Loop, sizes: Sizes) -> Keeping:
     """What may be kept of products of the steps, as far as it is known before they are looked at."""
-    if loop.may_keep is Keeping.FILTERS and loop.gradient is not None and not _becomes_two(loop, sizes):
+    if Keeping.FILTERS in loop.may_keep and loop.gradient is not None and not _becomes_two(loop, sizes):
         return Keeping.NOTHING
     return loop.may_keep
 
@@ -132,12 +132,12 @@ def _becomes_two(loop: Loop, sizes: Sizes) -> bool:
 
 def _may_keep(loop: Loop, product: Product, sizes: Sizes) -> Keeping:
     """What may be kept of this one."""
-    found = what_may_be_kept(loop, sizes) if product.parts == 1 and loop.net.type in IN_ORDER else Keeping.NOTHING
-    if not found or not kept_filters.are_right(product.inner, product.outer):
-        return Keeping.NOTHING
     weights = product.columns if product.rows is None else product.rows
     assert weights is not None
-    return Keeping.WEIGHTS if unchanged_weights.may_keep_of(loop, sizes, weights) else Keeping.FILTERS
+    found = Keeping.WEIGHTS if unchanged_weights.may_keep_of(loop, sizes, weights) else Keeping.NOTHING
+    if product.parts != 1 or loop.net.type not in IN_ORDER or Keeping.FILTERS not in what_may_be_kept(loop, sizes):
+        return found
+    return found | (Keeping.FILTERS if kept_filters.are_right(product.inner, product.outer) else Keeping.NOTHING)
 
 
 def _read(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes) -> Product:
@@ -150,7 +150,8 @@ def _read(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes) -> Product
 def _ways(loop: Loop, product: Product, may_keep: Keeping) -> List[str]:
     """Those that keep the rows of sequences apart, and do with the threads that somebody has given the RNN executor."""
     size = (product.inner, product.outer, product.parts)
-    ways = [way for way in product_ways.ways_of(product.parts, bool(may_keep)) if separate_rows.in_steps(way, *size)]
+    there = product_ways.ways_of(product.parts, Keeping.FILTERS in may_keep)
+    ways = [way for way in there if separate_rows.in_steps(way, *size)]
     if product.bias is not None and product.bias not in loop.references:
         ways = [way for way in ways if not product_ways.lays_out_bias(way)]
     return [way for way in ways if not (product_ways.is_by_onednn(way) and has_threads_given(loop))]

@@ -4,9 +4,10 @@ from typing import Iterable, Optional
 
 from caffe2_recurrent.loop import Keeping, Loop
 from caffe2_recurrent.operator_arguments import integer
-from caffe2_recurrent.operators import is_on_onednn
+from caffe2_recurrent.operators import is_on_onednn, new_operator
 from caffe2_recurrent.rewriting import unchanged_weights
 from caffe2_recurrent.rewriting.rule import Rule, Site
+from caffe2_recurrent.rewriting.rules.unchanged_weights import WHEN_CHANGED, seconds
 from caffe2_recurrent.rewriting.step_products import AS_IT_IS, FC, GAIN, TRANSPOSED, Size, seconds_of_step
 from caffe2_recurrent.sizes import Sizes
 
@@ -47,7 +48,9 @@ class TransposedWeights(Rule):
         may_keep = Keeping.WEIGHTS if unchanged_weights.may_keep_of(loop, sizes, weights) else Keeping.NOTHING
         size = Size(FC, batch, inner, outer, has_bias=True, in_rows=True, may_keep=may_keep)
         steps = sizes.steps(loop)
-        if GAIN * seconds_of_step(size, TRANSPOSED, steps) > seconds_of_step(size, AS_IT_IS, None):
+        comparing = _seconds_of_comparing(loop, weights, sizes) if may_keep is Keeping.WEIGHTS else 0.0
+        transposed = seconds_of_step(size, TRANSPOSED, steps) + (comparing / steps if steps else 0.0)
+        if GAIN * transposed > seconds_of_step(size, AS_IT_IS, None):
             return "for [{0}, {1}] x [{1}, {2}] it is not faster".format(batch, inner, outer)
         return None
 
@@ -59,3 +62,12 @@ class TransposedWeights(Rule):
         loop.add_reference(transposed)
         operator.type = TRANSPOSED
         operator.input[1] = transposed
+
+
+def _seconds_of_comparing(loop: Loop, weights: str, sizes: Sizes) -> float:
+    """The time that it takes to see that weights have not changed, unless others ask for that already."""
+    if weights in unchanged_weights.found(loop, sizes):
+        return 0.0
+    transposing = new_operator("Transpose", [weights], [weights + "_transposed"], loop.forward)
+    found = seconds([transposing], [weights], sizes)
+    return 0.0 if found is None else found[WHEN_CHANGED].step

@@ -45,9 +45,7 @@ class UnchangedWeights(Rule):
 
     def loss(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
         weights = unchanged_weights.found(loop, sizes)
-        made = unchanged_weights.made_of(loop, weights)
-        of_weights = tuple((weight, sizes.shape(weight), way) for weight, way in _ways(weights, sizes).items())
-        found = _tried(bytes(caffe2_pb2.NetDef(op=made).SerializeToString()), of_weights)
+        found = seconds(unchanged_weights.made_of(loop, weights), weights, sizes)
         if found is None:
             return "what is made of weights cannot be tried with arbitrary numbers"
         if GAIN * found[WHEN_CHANGED].step > found[IN_EACH_RUN].step:
@@ -56,6 +54,15 @@ class UnchangedWeights(Rule):
 
     def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
         loop.weights = _ways(unchanged_weights.found(loop, sizes), sizes)
+
+
+def seconds(
+    made: Iterable[caffe2_pb2.OperatorDef], weights: Iterable[str], sizes: Sizes
+) -> Optional[Dict[str, Seconds]]:
+    """The time of operators that depend on `weights` alone, in each run and where these have not changed."""
+    of_weights = tuple((weight, sizes.shape(weight), way) for weight, way in _ways(weights, sizes).items())
+    found: Optional[Dict[str, Seconds]] = _tried(bytes(caffe2_pb2.NetDef(op=made).SerializeToString()), of_weights)
+    return found
 
 
 def _ways(weights: Iterable[str], sizes: Sizes) -> Dict[str, str]:
