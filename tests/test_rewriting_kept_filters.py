@@ -370,7 +370,7 @@ def test_it_takes_a_promise(monkeypatch, promised):
     monkeypatch.undo()
     make_up(monkeypatch, Seconds(0.0, 2.0), inner_product=Seconds(0.0, 1.5), kept_filters=Seconds(0.0, 1.0))
     model, blobs = support.lstm(**FORWARD)
-    assert optimize(model, BOTH, constant_threads=promised).counts[RULE] == 1
+    optimize(model, BOTH, constant_threads=promised)
     assert has_kept(model.net) == (promised and IS_RIGHT)
     support.assert_same(support.run(model, blobs), as_built(blobs))
 
