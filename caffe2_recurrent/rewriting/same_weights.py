@@ -10,7 +10,7 @@ is different, as with `equal`; infinity is different from itself, too. It takes 
 Source: L1DistanceOp in caffe2/operators/distance_op.cc.
 """
 
-from typing import Dict, List, Mapping, Optional
+from typing import Dict, List, Mapping, Optional, Sequence
 
 import numpy as np
 from caffe2.proto import caffe2_pb2
@@ -18,7 +18,7 @@ from caffe2.python import core
 
 from caffe2_recurrent import workspace_blobs
 from caffe2_recurrent.loop import Loop
-from caffe2_recurrent.operators import new_operator
+from caffe2_recurrent.operators import new_operator, read_before_written
 from caffe2_recurrent.rewriting.emit import ATEN
 from caffe2_recurrent.sizes import Shape
 
@@ -41,13 +41,13 @@ def compare(loop: Loop, ways: Mapping[str, str], copies: Mapping[str, str], resu
     first = {EQUAL: "equal", DISTANCE: "is_same_size"}
     seen: Dict[str, str] = {weight: loop.new_blob(copy + "_is_equal") for weight, copy in copies.items()}
     made = [
-        _operator(loop, ATEN, [weight, copies[weight]], [blob], operator=first[ways[weight]])
+        operator_of(loop, ATEN, [weight, copies[weight]], [blob], operator=first[ways[weight]])
         for weight, blob in seen.items()
     ]
     equal, *others = seen.values()
     for other in others:
         product = loop.new_blob("weights_equal")
-        made.append(_operator(loop, "Mul", [equal, other], [product]))
+        made.append(operator_of(loop, "Mul", [equal, other], [product]))
         equal = product
     far = [weight for weight in copies if ways[weight] == DISTANCE]
     if not far:
@@ -56,35 +56,36 @@ def compare(loop: Loop, ways: Mapping[str, str], copies: Mapping[str, str], resu
     pairs = {weight: copies[weight] for weight in far}
     true = {"shape": [1], "value": True, "dtype": core.DataType.BOOL}
     nets = {
-        "then_net": _net("distances", _distances(loop, pairs, result)),
-        "else_net": _net("others", [_operator(loop, "ConstantFill", [], [result], **true)]),
+        "then_net": net_of("distances", _distances(loop, pairs, result)),
+        "else_net": net_of("others", [operator_of(loop, "ConstantFill", [], [result], **true)]),
     }
     inputs = [condition, *pairs, *pairs.values()]
-    return [*made, is_one_of(loop, equal, 1, condition), _operator(loop, "If", inputs, [result], **nets)]
+    return [*made, is_one_of(loop, equal, 1, condition), operator_of(loop, "If", inputs, [result], **nets)]
 
 
 def is_one_of(loop: Loop, blob: str, value: int, result: str) -> caffe2_pb2.OperatorDef:
     """Whether the whole number in `blob` is `value`, as the bool that an `If` wants."""
-    return _operator(loop, ONE_OF, [blob], [result], value=[value], dtype=core.DataType.INT64)
+    return operator_of(loop, ONE_OF, [blob], [result], value=[value], dtype=core.DataType.INT64)
 
 
 def _distances(loop: Loop, pairs: Mapping[str, str], result: str) -> Operators:
     """Whether the distance of any pair is not 0: as a bool, what is no number is true."""
     distances = [loop.new_blob(copy + "_distance") for copy in pairs.values()]
-    made = [_operator(loop, DISTANCE, list(pair), [of]) for pair, of in zip(pairs.items(), distances)]
+    made = [operator_of(loop, DISTANCE, list(pair), [of]) for pair, of in zip(pairs.items(), distances)]
     rows, sizes, distance = (loop.new_blob("weights_" + name) for name in ("distances", "distances_sizes", "distance"))
     if len(distances) > 1:
-        made.append(_operator(loop, "Concat", distances, [rows, sizes], axis=0))
-    made.append(_operator(loop, "SumElements", [rows if len(distances) > 1 else distances[0]], [distance]))
-    made.append(_operator(loop, "Cast", [distance], [result], to=core.DataType.BOOL))
+        made.append(operator_of(loop, "Concat", distances, [rows, sizes], axis=0))
+    made.append(operator_of(loop, "SumElements", [rows if len(distances) > 1 else distances[0]], [distance]))
+    made.append(operator_of(loop, "Cast", [distance], [result], to=core.DataType.BOOL))
     return made
 
 
-def _operator(
-    loop: Loop, kind: str, inputs: List[str], outputs: List[str], **arguments: object
+def operator_of(
+    loop: Loop, kind: str, inputs: Sequence[str], outputs: Sequence[str], **arguments: object
 ) -> caffe2_pb2.OperatorDef:
     return new_operator(kind, inputs, outputs, loop.forward, **arguments)
 
 
-def _net(name: str, operators: Operators) -> caffe2_pb2.NetDef:
-    return caffe2_pb2.NetDef(name=name, type="simple", op=operators)
+def net_of(name: str, operators: Operators) -> caffe2_pb2.NetDef:
+    """A net for an `If`."""
+    return caffe2_pb2.NetDef(name=name, type="simple", op=operators, external_input=read_before_written(operators))

@@ -8,7 +8,7 @@ others have made. Each net makes it anew in its first run, which an operator tha
 """
 
 import zlib
-from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, Mapping, Optional, Tuple
 
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core
@@ -16,11 +16,11 @@ from caffe2.python import core
 from caffe2_recurrent.blob_names import all_names
 from caffe2_recurrent.loop import WHEN_CHANGED, Keeping, Loop, name_steps_by_content
 from caffe2_recurrent.operator_arguments import nets_of
-from caffe2_recurrent.operators import OPERATOR, new_operator, read_before_written, renamed
+from caffe2_recurrent.operators import OPERATOR, read_before_written, renamed
 from caffe2_recurrent.problems import names
 from caffe2_recurrent.rewriting import same_weights
 from caffe2_recurrent.rewriting.emit import ATEN
-from caffe2_recurrent.rewriting.same_weights import DISTANCE, ONE_OF
+from caffe2_recurrent.rewriting.same_weights import DISTANCE, ONE_OF, net_of, operator_of
 from caffe2_recurrent.sizes import Sizes
 
 RULE = "unchanged_weights"
@@ -113,13 +113,13 @@ def when_changed(loop: Loop, weights: Mapping[str, str], made: Operators, rest: 
     laid_out = [
         *_emptying(loop, copies.values()),
         *(renamed(operator, results) for operator in made),
-        *(_operator(loop, "Copy", [weight], [copy]) for weight, copy in copies.items()),
+        *(operator_of(loop, "Copy", [weight], [copy]) for weight, copy in copies.items()),
     ]
     is_changed = loop.new_blob("weights_are_new")
     kept = [*results.values(), *copies.values()]
     return [
         *_comparing(loop, weights, copies, is_changed),
-        _operator(loop, "If", [is_changed, *weights], kept, then_net=_net(WHEN_CHANGED, laid_out)),
+        operator_of(loop, "If", [is_changed, *weights], kept, then_net=net_of(WHEN_CHANGED, laid_out)),
         *(_reading(operator, results) for operator in rest),
     ]
 
@@ -144,37 +144,27 @@ def _comparing(loop: Loop, ways: Mapping[str, str], copies: Mapping[str, str], i
     names = ("run", "bins", "runs", "first_run", "as_first", "is_first")
     run, bins, runs, first, is_as_first, is_first = (loop.new_blob("weights_" + name) for name in names)
     true = {"value": True, "dtype": core.DataType.BOOL}
-    always = [_operator(loop, "ConstantFill", [], [is_changed], shape=[1], **true), *_emptying(loop, copies.values())]
+    always = [operator_of(loop, "ConstantFill", [], [is_changed], shape=[1], **true), *_emptying(loop, copies.values())]
     return [
-        _operator(loop, "ConstantFill", [], [run], shape=[1], value=IN_BIN),
-        _operator(loop, COUNTING, [run], [bins, runs], **BIN),
-        _operator(loop, "GivenTensorInt64Fill", [], [first], shape=[len(FIRST)], values=FIRST),
-        _operator(loop, ATEN, [runs, first], [is_as_first], operator="equal"),
+        operator_of(loop, "ConstantFill", [], [run], shape=[1], value=IN_BIN),
+        operator_of(loop, COUNTING, [run], [bins, runs], **BIN),
+        operator_of(loop, "GivenTensorInt64Fill", [], [first], shape=[len(FIRST)], values=FIRST),
+        operator_of(loop, ATEN, [runs, first], [is_as_first], operator="equal"),
         same_weights.is_one_of(loop, is_as_first, 1, is_first),
         # Outputs of it, the copies are there when the operators that compare them are made.
-        _operator(
+        operator_of(
             loop,
             "If",
             [is_first, *copies],
             [is_changed, *copies.values()],
-            then_net=_net("first_run", always),
-            else_net=_net("later_run", same_weights.compare(loop, ways, copies, is_changed)),
+            then_net=net_of("first_run", always),
+            else_net=net_of("later_run", same_weights.compare(loop, ways, copies, is_changed)),
         ),
     ]
 
 
 def _emptying(loop: Loop, blobs: Iterable[str]) -> Operators:
-    return [_operator(loop, "ConstantFill", [], [blob], shape=[0], value=0.0) for blob in blobs]
-
-
-def _operator(
-    loop: Loop, kind: str, inputs: Sequence[str], outputs: Sequence[str], **arguments: object
-) -> caffe2_pb2.OperatorDef:
-    return new_operator(kind, inputs, outputs, loop.forward, **arguments)
-
-
-def _net(name: str, operators: Operators) -> caffe2_pb2.NetDef:
-    return caffe2_pb2.NetDef(name=name, type="simple", op=operators, external_input=read_before_written(operators))
+    return [operator_of(loop, "ConstantFill", [], [blob], shape=[0], value=0.0) for blob in blobs]
 
 
 def without(operators: Operators, others: Operators) -> Operators:

@@ -214,13 +214,7 @@ def _subject(size: Size, is_first: bool) -> Subject:
     """The product with its region in a step, as fast as the rules get it, and what is done before."""
     region = [caffe2_pb2.OperatorDef.FromString(operator) for operator in size.region]
     loop, shapes = lone_product(
-        size.steps,
-        size.rows,
-        size.inner,
-        size.of_sequence,
-        size.outer,
-        size.layout,
-        may_keep=size.may_keep,
+        size.steps, size.rows, size.inner, size.of_sequence, size.outer, size.layout, may_keep=size.may_keep
     )
     loop.operators += region
     for operator in region:

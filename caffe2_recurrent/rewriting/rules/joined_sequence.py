@@ -201,13 +201,7 @@ def _tried(size: Size) -> Dict[bool, Seconds]:
 def _subject(size: Size, is_joined: bool) -> Subject:
     """The product in a step, by whatever is fastest, and what is done before the loop."""
     loop, shapes = lone_product(
-        size.steps,
-        size.rows,
-        size.inner,
-        size.of_sequence,
-        size.outer,
-        size.layout,
-        may_keep=size.may_keep,
+        size.steps, size.rows, size.inner, size.of_sequence, size.outer, size.layout, may_keep=size.may_keep
     )
     if size.sigmoid:
         loop.operators.append(caffe2_pb2.OperatorDef.FromString(size.sigmoid))
