@@ -10,9 +10,10 @@ import comparing
 import rewriting_support as support
 import step_nets
 from caffe2_recurrent import GRU, LSTM, MILSTM, optimize, prediction_net, recurrent_net
-from caffe2_recurrent.loop import laid_out_when_changed
+from caffe2_recurrent.loop import Keeping, laid_out_when_changed
 from caffe2_recurrent.loop_reading import read_loops
-from caffe2_recurrent.rewriting import same_weights, trial, unchanged_weights
+from caffe2_recurrent.rewriting import same_weights, step_products, trial, unchanged_weights
+from caffe2_recurrent.rewriting.rules import transposed_weights
 from caffe2_recurrent.rewriting.rules.unchanged_weights import IN_EACH_RUN, WHEN_CHANGED
 from caffe2_recurrent.rewriting.subjects import Seconds
 from caffe2_recurrent.scratch_workspace import scratch_workspace
@@ -437,3 +438,19 @@ def test_what_something_else_changes_in_its_place(place):
     loop.before.append(core.CreateOperator("Sum", [transposed, "x"], [transposed]))
     (site,) = rule.sites(loop)
     assert rule.refusal(loop, site, sizes) == "nothing in front of it is known to depend on weights alone"
+
+
+@pytest.mark.parametrize("others, comparing, is_taken", [(False, 0.0, True), (False, 9.0, False), (True, 9.0, True)])
+def test_to_compare_weights_is_a_price_of_transposing_them(monkeypatch, others, comparing, is_taken):
+    """Unless others have them compared already; its share of nine steps is as much as there is to gain by one."""
+    monkeypatch.setattr(step_products, "tried", lambda size, way: Seconds(0.0, 1.0 if way == "FCTransposed" else 2.0))
+    monkeypatch.setattr(transposed_weights, "seconds", lambda *_: {WHEN_CHANGED: Seconds(0.0, comparing)})
+    model = forward()
+    (loop,) = read_loops(model.net.Proto()).values()
+    loop.may_keep = Keeping.WEIGHTS
+    if others:
+        loop.add_before("Scale", [WEIGHTS], "scaled", scale=2.0)
+    rule, sizes = support.rule("transposed_weights"), find_sizes(model.net.Proto(), model.param_init_net.Proto(), {})
+    (site,) = rule.sites(loop)
+    expected = "for [3, 4] x [4, 16] it is not faster"
+    assert rule.loss(loop, site, sizes) == (None if is_taken else expected)
