@@ -11,7 +11,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Sequence
 
 import torch
 
-from caffe2_recurrent.rewriting import trial
+from caffe2_recurrent.rewriting.trials import trial
 from other_interpreter import calm_down, first_line
 
 # A shorter one says more about the clock and who ran before than about the subject.

@@ -14,8 +14,8 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-from caffe2_recurrent import __version__, installation, mkl_dispatch
-from caffe2_recurrent.network_trial import Trial, try_network
+from caffe2_recurrent import __version__, installation, mkl_dispatch, openmp_settings
+from caffe2_recurrent.lstm_trial import Trial, try_network
 
 PACKAGES = ("torch", "numpy", "protobuf", "future", "six")
 # Times as fast; less is within the error of the trial.
@@ -37,7 +37,11 @@ class Engine:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """All that the doctor found out. `products` is what they could gain, as in `mkl_dispatch`."""
+    """All that the doctor found out.
+
+    `products` is what they could gain, as in `mkl_dispatch`; `withholding` the settings with which OpenMP may give
+    fewer threads than it says, as in `openmp_settings`.
+    """
 
     versions: dict[str, str | None]
     caffe2_trouble: str | None
@@ -46,6 +50,7 @@ class Report:
     graphviz: bool
     dot: str | None
     products: mkl_dispatch.Gain | None
+    withholding: str | None
 
     @property
     def healthy(self) -> bool:
@@ -64,6 +69,7 @@ def examine() -> Report:
         graphviz=importlib.util.find_spec("graphviz") is not None,
         dot=shutil.which("dot"),
         products=mkl_dispatch.gain() if trouble is None else None,
+        withholding=openmp_settings.that_withhold_threads(),
     )
 
 
@@ -92,6 +98,8 @@ def render(report: Report) -> str:
         rows += _rows_on_engine(report.engine)
     if report.products is not None and report.products.times > WORTH_SAYING:
         rows.append(("products", _products(report.products)))
+    if report.withholding is not None:
+        rows.append(("OpenMP", _openmp(report.withholding)))
     rows.append(("graphviz", _graphviz(report)))
     rows.append(("networks", _networks(report.trial)))
     width = max(len(name) for name, _ in rows)
@@ -143,6 +151,10 @@ def _rows_on_engine(engine: Engine) -> list[tuple[str, str]]:
 def _products(gain: mkl_dispatch.Gain) -> str:
     variable = f"{mkl_dispatch.VARIABLE}={gain.value}"
     return f"MKL's, {gain.times:.1f} times as fast with {variable} in the environment (docs/optimize.md)"
+
+
+def _openmp(withholding: str) -> str:
+    return f"may give fewer threads than it says, by {withholding}: optimize does without oneDNN"
 
 
 def _graphviz(report: Report) -> str:

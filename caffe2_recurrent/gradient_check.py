@@ -7,8 +7,8 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 from caffe2.python.model_helper import ModelHelper
 
+from caffe2_recurrent.backward.gradient_maker import POSITIONS, PYTHON_POSITIONS
 from caffe2_recurrent.cudnn_machine import OPERATOR as CUDNN_OPERATOR
-from caffe2_recurrent.gradient_maker import POSITIONS, PYTHON_POSITIONS
 from caffe2_recurrent.operator_arguments import BACKWARD_STEP_NET, PARAMETER_GRADIENTS, RENAMED, argument
 from caffe2_recurrent.operators import GRADIENT_OPERATOR, OPERATOR, gradient_name, is_backward_of
 from caffe2_recurrent.problems import Problems, given, names

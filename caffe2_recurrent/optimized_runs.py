@@ -14,7 +14,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
 from caffe2_recurrent.blob_names import all_names
-from caffe2_recurrent.loop import has_backward_step
+from caffe2_recurrent.loops.loop import has_backward_step
 from caffe2_recurrent.operators import GRADIENT_OPERATOR, OPERATOR
 from caffe2_recurrent.rewriting import Report, optimize_proto
 from caffe2_recurrent.rewriting.rule import Rule

@@ -9,11 +9,13 @@ from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, Opti
 
 from caffe2.python import core, workspace
 
-from caffe2_recurrent import apart, arguments, wiring
+from caffe2_recurrent import arguments, wiring
 from caffe2_recurrent.arguments import Blob, OutputsWithGrads, Request
-from caffe2_recurrent.backward import Backward, backward_links, derive_backward
+from caffe2_recurrent.backward import name_clashes
+from caffe2_recurrent.backward.derivation import Backward, backward_links, derive_backward
+from caffe2_recurrent.backward.gradient_maker import gradient_arguments
+from caffe2_recurrent.backward.recompute import plan_recompute
 from caffe2_recurrent.executor import ENABLE
-from caffe2_recurrent.gradient_maker import gradient_arguments
 from caffe2_recurrent.operator_arguments import (
     BACKWARD_STEP_NET,
     INITIAL,
@@ -26,7 +28,6 @@ from caffe2_recurrent.operator_arguments import (
 )
 from caffe2_recurrent.operators import OPERATOR, gradient_name
 from caffe2_recurrent.problems import Problems
-from caffe2_recurrent.recompute import plan_recompute
 from caffe2_recurrent.step_net import StepNet, check_reads, read_step_net
 
 
@@ -132,12 +133,12 @@ def _check_apart(
     problems: Problems,
 ) -> None:
     if request.net is not request.cell_net:
-        apart.check_step(request.net, step_net, remedy, problems)
+        name_clashes.check_step(request.net, step_net, remedy, problems)
     if backward is not None:
         parameters = [backward.gradients[blob] for blob in backward.parameters]
-        apart.check_step_gradients(request.net, step_net, backward.blobs, parameters, remedy, problems)
+        name_clashes.check_step_gradients(request.net, step_net, backward.blobs, parameters, remedy, problems)
     if not problems:
-        apart.check_made(step_net, made, problems)
+        name_clashes.check_made(step_net, made, problems)
 
 
 def _may_be_read_outside(request: Request) -> Callable[[str], bool]:

@@ -13,10 +13,10 @@ from typing import Any, Counter, FrozenSet, List, Sequence, Tuple
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core, workspace
 
-from caffe2_recurrent.chosen_loop import note_no_loops
 from caffe2_recurrent.executor import ENABLE
-from caffe2_recurrent.loop import Loop, stands_for_loop
-from caffe2_recurrent.loop_reading import read_loops
+from caffe2_recurrent.loops.loop import Loop, stands_for_loop
+from caffe2_recurrent.loops.reading import read_loops
+from caffe2_recurrent.loops.selection import note_no_loops
 from caffe2_recurrent.nets import AnyNet, read_net
 from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.problems import Problems, given, names

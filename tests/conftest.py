@@ -27,7 +27,7 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") == "true" else "de
 @pytest.fixture
 def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products of steps by oneDNN in all sizes: also those at which torch 1.7's would spread what is no number."""
-    from caffe2_recurrent.rewriting import separate_rows
+    from caffe2_recurrent.rewriting.products import separate_rows
 
     monkeypatch.setattr(separate_rows, "in_steps", lambda way, *_: True)
 
@@ -65,7 +65,7 @@ def nnpack_products() -> None:
 
 @pytest.fixture(autouse=True)
 def no_nnpack_products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    from caffe2_recurrent.rewriting import nnpack
+    from caffe2_recurrent.rewriting.products import nnpack
 
     if "nnpack_products" not in request.fixturenames:
         monkeypatch.setattr(nnpack, "is_missing", lambda: True)

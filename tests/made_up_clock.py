@@ -2,7 +2,7 @@
 
 import contextlib
 
-from caffe2_recurrent.rewriting import trial
+from caffe2_recurrent.rewriting.trials import trial
 
 
 def make_up_clock(monkeypatch, seconds, asked=None):

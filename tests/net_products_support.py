@@ -5,7 +5,7 @@ from caffe2.python import core, workspace
 
 import comparing
 from caffe2_recurrent import recurrent_net
-from caffe2_recurrent.rewriting.net_products import GRADIENT, PRODUCT
+from caffe2_recurrent.rewriting.products.net_products import GRADIENT, PRODUCT
 from step_nets import D, Maker, N, T
 from test_rewriting_rules import lstm_loop, why
 
@@ -79,6 +79,6 @@ SHAPES = {"layer/i2h_w": (16, 2), "layer/i2h": (9, 3, 16)}
 def said(rule, shapes=SHAPES, change=lambda operator: None, **options):
     """What a rule says about the product of an LSTM, if it is about products, and about its gradient."""
     loop = lstm_loop()
-    for operators in loop.around.values():
+    for operators in loop.surroundings.products.values():
         change(operators[0])
     return why(rule, loop, shapes, **options)

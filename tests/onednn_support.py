@@ -10,10 +10,11 @@ import comparing
 import rewriting_support as support
 from caffe2_recurrent import recurrent_net
 from caffe2_recurrent.operators import is_on_onednn
-from caffe2_recurrent.rewriting import onednn, passes, step_products
-from caffe2_recurrent.rewriting.product_ways import KEPT_FILTERS, NNPACK
+from caffe2_recurrent.rewriting import passes
+from caffe2_recurrent.rewriting.products import onednn, step_products
+from caffe2_recurrent.rewriting.products.product_ways import KEPT_FILTERS, NNPACK
 from caffe2_recurrent.rewriting.rules import packed_products
-from caffe2_recurrent.rewriting.subjects import Seconds
+from caffe2_recurrent.rewriting.trials.timing import Seconds
 from cells import CELLS
 
 FROM = onednn.FROM

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import cells
 import comparing
 import step_memory
-from caffe2_recurrent.loop_reading import read_loops
+from caffe2_recurrent.loops.reading import read_loops
 from cells import CELLS, T
 
 EXECUTOR = pytest.mark.parametrize("executor", [True, False], ids=["executor", "plain"])

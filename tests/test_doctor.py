@@ -11,7 +11,7 @@ import pytest
 from caffe2.python import workspace
 
 import caffe2_recurrent
-from caffe2_recurrent import doctor, installation, network_trial
+from caffe2_recurrent import doctor, installation, lstm_trial
 from test_installation import ENDS_THE_INTERPRETER, REPOSITORY, python, write_caffe2
 
 SOUND = doctor.Report(
@@ -26,10 +26,11 @@ SOUND = doctor.Report(
         cudnn=True,
         gloo=True,
     ),
-    trial=network_trial.Trial(None, 1e-7, 1e-4),
+    trial=lstm_trial.Trial(None, 1e-7, 1e-4),
     graphviz=False,
     dot=None,
     products=None,
+    withholding=None,
 )
 
 
@@ -77,7 +78,7 @@ def test_main_here(capsys):
 
 
 def test_main_fails_with_the_trial(capsys, monkeypatch):
-    monkeypatch.setattr(doctor, "try_network", lambda: network_trial.Trial("an LSTM could not be built: so it is"))
+    monkeypatch.setattr(doctor, "try_network", lambda: lstm_trial.Trial("an LSTM could not be built: so it is"))
     assert doctor.main([]) == 1
     assert capsys.readouterr().out.endswith("networks  FAILED: an LSTM could not be built: so it is\n")
 

@@ -10,7 +10,7 @@ from caffe2.python.model_helper import ModelHelper
 import comparing
 import step_nets
 from caffe2_recurrent import check_gradients, cudnn_LSTM, recurrent_net
-from caffe2_recurrent.gradient_maker import make_gradient
+from caffe2_recurrent.backward.gradient_maker import make_gradient
 from errors_support import CALLS, Loop, call_lstm, listed, snapshot
 
 WITHOUT = "; pass forward_only=True if none is needed, or put StopGradient after it"

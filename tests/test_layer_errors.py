@@ -13,7 +13,7 @@ from caffe2_recurrent import (
     apply_recurrent_attention,
     apply_regular_attention,
 )
-from caffe2_recurrent.gradient_maker import POSITIONS
+from caffe2_recurrent.backward.gradient_maker import POSITIONS
 from caffe2_recurrent.operator_arguments import integers
 from caffe2_recurrent.operators import OPERATOR
 from errors_support import listed, model_snapshot

@@ -12,10 +12,10 @@ import rewriting_support as support
 import step_memory
 import step_nets
 from caffe2_recurrent import LSTM, MILSTM, optimize, recurrent_net, retrieve_step_blobs
-from caffe2_recurrent.loop_reading import read_loops
+from caffe2_recurrent.loops.reading import read_loops
+from caffe2_recurrent.loops.sizes import find_sizes
 from caffe2_recurrent.rewriting.rules import RULES, forward_links
-from caffe2_recurrent.rewriting.subjects import Seconds
-from caffe2_recurrent.sizes import find_sizes
+from caffe2_recurrent.rewriting.trials.timing import Seconds
 from onednn_support import make_up
 from rewriting_support import LOOP, D, N, T
 

@@ -5,7 +5,7 @@ from caffe2.python import workspace
 
 import comparing
 from caffe2_recurrent import optimize, recurrent_net
-from caffe2_recurrent.rewriting import vectorised
+from caffe2_recurrent.rewriting.elementwise import vectorised
 from caffe2_recurrent.rewriting.rules import activations
 from cells import CELLS
 from rewriting_support import Optimised

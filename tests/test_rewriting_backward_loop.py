@@ -13,11 +13,11 @@ import random_step_nets
 import rewriting_support as support
 import step_nets
 from caffe2_recurrent import GRU, LSTM, check_gradients, optimize, recurrent_net
-from caffe2_recurrent.loop_reading import read_loops
+from caffe2_recurrent.loops.reading import read_loops
+from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.operators import LINK, is_backward_of
 from caffe2_recurrent.rewriting import backward_pass
 from caffe2_recurrent.rewriting.rules import backward_loop as rule
-from caffe2_recurrent.sizes import Sizes
 from cells import CELLS
 from test_random_step_nets import drawn_options, seeds
 from test_rewriting_onednn import feed_parameters

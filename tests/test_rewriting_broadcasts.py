@@ -6,7 +6,7 @@ import comparing
 import rewriting_support as support
 import step_nets
 from caffe2_recurrent import optimize, recurrent_net
-from caffe2_recurrent.rewriting import vectorised
+from caffe2_recurrent.rewriting.elementwise import vectorised
 from caffe2_recurrent.rewriting.rules import broadcasts
 from onednn_support import leaving_no_trace
 from step_nets import D, N, T

@@ -9,7 +9,7 @@ import comparing
 import rewriting_support as support
 import step_nets
 from caffe2_recurrent import optimize, recurrent_net
-from caffe2_recurrent.rewriting import dead_operators
+from caffe2_recurrent.rewriting.steps import dead_operators
 from rewritten_loops import build
 
 RULE = "sequence_operators"

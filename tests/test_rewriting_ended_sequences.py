@@ -10,8 +10,9 @@ import comparing
 import rewriting_support as support
 from caffe2_recurrent import optimize
 from caffe2_recurrent.operators import is_on_onednn
-from caffe2_recurrent.rewriting import onednn, vectorised
-from caffe2_recurrent.rewriting.lstm_forms import FORMS, ByKind
+from caffe2_recurrent.rewriting.elementwise import vectorised
+from caffe2_recurrent.rewriting.elementwise.lstm_forms import FORMS, ByKind
+from caffe2_recurrent.rewriting.products import onednn
 from caffe2_recurrent.rewriting.rules import ended_sequences, lstm_unit
 from caffe2_recurrent.rewriting.rules.ended_sequences import CLOSING
 from caffe2_recurrent.wiring import Link
@@ -295,7 +296,7 @@ def refusals():
         return NO_SUM.replace(GATES, "z")
 
     def a_sequence_of_others(loop):
-        loop.sources.clear()
+        loop.surroundings.sources.clear()
         return "'layer/i2h' is not made by an FC for this loop alone"
 
     def a_slice_that_is_read_again(loop):

@@ -10,15 +10,23 @@ import rewriting_support as support
 import test_rewriting_joined_sequence as joined
 import test_rewriting_sequence_bias as biases
 from caffe2_recurrent import LSTM, optimize
-from caffe2_recurrent.loop import Keeping
-from caffe2_recurrent.loop_reading import read_loops
-from caffe2_recurrent.rewriting import columns, trial
-from caffe2_recurrent.rewriting.lstm_forms import FORMS, ByHalves, ByKind, ByTanh, WithoutCandidate, make_form
+from caffe2_recurrent.loops.parts import Keeping
+from caffe2_recurrent.loops.reading import read_loops
+from caffe2_recurrent.loops.sizes import Sizes
+from caffe2_recurrent.rewriting.elementwise.lstm_forms import (
+    FORMS,
+    ByHalves,
+    ByKind,
+    ByTanh,
+    WithoutCandidate,
+    make_form,
+)
+from caffe2_recurrent.rewriting.products.step_products import COLUMNS, ROWS, TRANSPOSED_ROWS
 from caffe2_recurrent.rewriting.rules import RULES, gates_first, lstm_unit
 from caffe2_recurrent.rewriting.rules.gates_first import Size
-from caffe2_recurrent.rewriting.step_products import COLUMNS, ROWS, TRANSPOSED_ROWS
-from caffe2_recurrent.rewriting.subjects import Seconds
-from caffe2_recurrent.sizes import Sizes
+from caffe2_recurrent.rewriting.steps import columns
+from caffe2_recurrent.rewriting.trials import trial
+from caffe2_recurrent.rewriting.trials.timing import Seconds
 from onednn_support import inner_nets, leaving_no_trace, promise_constant_threads
 from step_nets import D, N, T
 from test_rewriting_onednn import with_other_weights
@@ -164,7 +172,7 @@ def test_the_executor_stays_where_it_pays(monkeypatch):
     set_argument(loop.forward, enable_rnn_executor=1)
     assert why(RULE, loop, SHAPES, loss=True) == [None]
     loop.operators[0].input[0] = "x_2"
-    loop.known_rows.add("x_2")
+    loop.known.rows.add("x_2")
     (reason,) = why(RULE, loop, SHAPES, loss=True)
     assert reason.startswith("it would take the RNN executor off: ")
     set_argument(loop.forward, **{"rnn_executor.num_threads": 2})
@@ -584,7 +592,7 @@ PRODUCTS = {
     "steps": unknown("layer/i2h"),
     "no sum": lambda loop, shapes: setattr(loop.operators[1], "type", "Add"),
     "three addends": lambda loop, shapes: loop.operators[1].input.append("layer/hidden_t_prev"),
-    "another sequence": lambda loop, shapes: loop.sources.clear(),
+    "another sequence": lambda loop, shapes: loop.surroundings.sources.clear(),
 }
 
 

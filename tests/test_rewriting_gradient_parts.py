@@ -6,9 +6,9 @@ from caffe2.python import core
 import comparing
 import rewriting_support as support
 from caffe2_recurrent import optimize, recurrent_net
-from caffe2_recurrent.rewriting.rows import repeats
+from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.rewriting.rules import RULES
-from caffe2_recurrent.sizes import Sizes
+from caffe2_recurrent.rewriting.steps.rows import repeats
 from step_nets import D, N, T
 from test_rewriting_rules import EVERY_STEP_NET, EXECUTOR, loop_of, made, reasons_in, set_argument, why
 from test_rewriting_sequence_bias import Net

@@ -9,10 +9,10 @@ from caffe2.python import core, workspace
 import comparing
 import rewriting_support as support
 from caffe2_recurrent import optimize, recurrent_net
-from caffe2_recurrent.rewriting import gradients_apart, weighted_sums
-from caffe2_recurrent.rewriting.gradients_apart import SUMS, TRANSPOSED, Apart, Size, Weights
+from caffe2_recurrent.rewriting.products import gradients_apart, weighted_sums
+from caffe2_recurrent.rewriting.products.gradients_apart import SUMS, TRANSPOSED, Apart, Size, Weights
 from caffe2_recurrent.rewriting.rules import products_over_steps
-from caffe2_recurrent.rewriting.subjects import Seconds, result
+from caffe2_recurrent.rewriting.trials.timing import Seconds, result
 from net_products_support import GRADIENT, PRODUCT, Net, changed_between, outside, said, without_the_gradient_of_x
 from onednn_support import EVERY_CELL, assert_cell
 from step_nets import Maker, N, T

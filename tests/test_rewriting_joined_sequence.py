@@ -9,13 +9,13 @@ from caffe2.python import core, rnn_cell, workspace
 import rewriting_support as support
 import test_rewriting_sequence_bias as biases
 from caffe2_recurrent import LSTM, check_gradients, optimize, prediction_net
+from caffe2_recurrent.loops.sizes import find_sizes
 from caffe2_recurrent.operators import as_bytes
-from caffe2_recurrent.rewriting import sigmoids
+from caffe2_recurrent.rewriting.products import sigmoids
+from caffe2_recurrent.rewriting.products.step_products import COLUMNS, MULTIPLICATION, ROWS
 from caffe2_recurrent.rewriting.rules import joined_sequence, products_over_steps
 from caffe2_recurrent.rewriting.rules.joined_sequence import Size
-from caffe2_recurrent.rewriting.step_products import COLUMNS, MULTIPLICATION, ROWS
-from caffe2_recurrent.rewriting.subjects import Seconds, Subject, result
-from caffe2_recurrent.sizes import find_sizes
+from caffe2_recurrent.rewriting.trials.timing import Seconds, Subject, result
 from caffe2_recurrent.wiring import Link
 from made_up_clock import make_up_clock
 from onednn_support import EVERY_CELL, assert_cell, leaving_no_trace, make_up, make_up_gain

@@ -26,16 +26,18 @@ from caffe2_recurrent import (
     save_predictor,
     step_times,
 )
-from caffe2_recurrent.loop import Keeping
-from caffe2_recurrent.loop_reading import read_loops
+from caffe2_recurrent.loops.parts import Keeping
+from caffe2_recurrent.loops.reading import read_loops
+from caffe2_recurrent.loops.sizes import find_sizes
 from caffe2_recurrent.operators import new_operator
-from caffe2_recurrent.rewriting import kept_filters, onednn, product_ways, trial, unchanged_weights
+from caffe2_recurrent.rewriting import unchanged_weights
 from caffe2_recurrent.rewriting.emit import Emitter
-from caffe2_recurrent.rewriting.kept_filters import KEPT_FILTERS, in_place, keeps_filters, shown
-from caffe2_recurrent.rewriting.product import Product
+from caffe2_recurrent.rewriting.products import kept_filters, onednn, product_ways
+from caffe2_recurrent.rewriting.products.kept_filters import KEPT_FILTERS, in_place, keeps_filters, shown
+from caffe2_recurrent.rewriting.products.product import Product
 from caffe2_recurrent.rewriting.rules import backward_loop, packed_products
-from caffe2_recurrent.rewriting.subjects import Seconds
-from caffe2_recurrent.sizes import find_sizes
+from caffe2_recurrent.rewriting.trials import trial
+from caffe2_recurrent.rewriting.trials.timing import Seconds
 from cells import CELLS
 from numpy_lstm import Case
 from onednn_support import assert_cell, assert_placed, force, inner_nets, leaving_no_trace, make_up, on_onednn

@@ -7,10 +7,10 @@ from caffe2.python import workspace
 import rewriting_support as support
 from caffe2_recurrent import optimize
 from caffe2_recurrent.operator_arguments import integer, net
-from caffe2_recurrent.rewriting import loop_trial, subjects, trial
 from caffe2_recurrent.rewriting.rules.executor_threads import OFF, ON
 from caffe2_recurrent.rewriting.rules.unrolled_steps import UNROLLED
-from caffe2_recurrent.rewriting.subjects import Seconds, prepared
+from caffe2_recurrent.rewriting.trials import loop_trial, timing, trial
+from caffe2_recurrent.rewriting.trials.timing import Seconds, prepared
 
 RULES = ["executor_threads", "unrolled_steps"]
 
@@ -114,7 +114,7 @@ def test_no_sequence_has_ended(tried):
     assert tried
     for candidates in tried:
         for subject in candidates.values():
-            made = subjects.result(subject.once, {}, "lengths")
+            made = timing.result(subject.once, {}, "lengths")
             np.testing.assert_array_equal(made, np.full(support.N, support.T, np.int32))
             assert made.dtype == np.int32
 

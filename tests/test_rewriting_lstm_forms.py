@@ -7,12 +7,19 @@ from caffe2.python import workspace
 
 import rewriting_support as support
 from caffe2_recurrent import MILSTM, optimize
-from caffe2_recurrent.loop_reading import read_loops
-from caffe2_recurrent.rewriting import vectorised
+from caffe2_recurrent.loops.reading import read_loops
+from caffe2_recurrent.rewriting.elementwise import vectorised
+from caffe2_recurrent.rewriting.elementwise.lstm_forms import (
+    FORMS,
+    ByHalves,
+    ByKind,
+    BySigmoid,
+    ByTanh,
+    WithoutCandidate,
+)
 from caffe2_recurrent.rewriting.emit import is_aten
-from caffe2_recurrent.rewriting.lstm_forms import FORMS, ByHalves, ByKind, BySigmoid, ByTanh, WithoutCandidate
 from caffe2_recurrent.rewriting.rules import lstm_unit
-from caffe2_recurrent.rewriting.subjects import Seconds
+from caffe2_recurrent.rewriting.trials.timing import Seconds
 from cells import CELLS
 from onednn_support import assert_cell, leaving_no_trace
 

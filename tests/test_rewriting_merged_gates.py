@@ -5,11 +5,11 @@ from caffe2.python import core
 
 import rewriting_support as support
 from caffe2_recurrent import optimize, set_rnn_executor_config
+from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.operators import is_on_onednn
-from caffe2_recurrent.rewriting import onednn
+from caffe2_recurrent.rewriting.products import onednn
 from caffe2_recurrent.rewriting.rules import RULES, merged_gates
-from caffe2_recurrent.rewriting.subjects import Seconds
-from caffe2_recurrent.sizes import Sizes
+from caffe2_recurrent.rewriting.trials.timing import Seconds
 from onednn_support import assert_cell, force, leaving_no_trace
 from step_nets import D, N, T
 from test_rewriting_rules import EXECUTOR, forward, loop_of, made, reasons_in, set_argument, why

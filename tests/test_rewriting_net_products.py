@@ -4,7 +4,7 @@ import pytest
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
-from caffe2_recurrent.rewriting import onednn, separate_rows
+from caffe2_recurrent.rewriting.products import onednn, separate_rows
 from net_products_support import SHAPES, said
 from test_rewriting_rules import set_argument
 

@@ -7,13 +7,14 @@ from caffe2.python.model_helper import ModelHelper
 
 import rewriting_support as support
 from caffe2_recurrent import LSTM, optimize, prediction_net, retrieve_step_blobs
+from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.operators import is_on_onednn
-from caffe2_recurrent.rewriting import nnpack, onednn, product_ways, separate_rows, step_products, subjects, trial
 from caffe2_recurrent.rewriting.engine_blobs import CONVOLUTION_BUFFERS
-from caffe2_recurrent.rewriting.product import Product
-from caffe2_recurrent.rewriting.product_ways import NNPACK
-from caffe2_recurrent.rewriting.subjects import Seconds
-from caffe2_recurrent.sizes import Sizes
+from caffe2_recurrent.rewriting.products import nnpack, onednn, product_ways, separate_rows, step_products
+from caffe2_recurrent.rewriting.products.product import Product
+from caffe2_recurrent.rewriting.products.product_ways import NNPACK
+from caffe2_recurrent.rewriting.trials import timing, trial
+from caffe2_recurrent.rewriting.trials.timing import Seconds
 from onednn_support import force, leaving_no_trace, make_up
 from test_rewriting_onednn import PRODUCTS, RULE, SHAPES, optimised
 from test_rewriting_rules import lstm_loop, set_argument, why
@@ -103,7 +104,7 @@ def made_by_it(in_rows, parts, rows, outer, inner=11):
     product = Product("x", None if in_rows else "w", "w" if in_rows else None, None, "y", rows, inner, outer)
     emitter = product_ways.emit(NNPACK, loop, product._replace(parts=parts), loop.forward)
     with leaving_no_trace():
-        found = subjects.result([*loop.before, *emitter.operators], {"x": x, "w": given}, "y")
+        found = timing.result([*loop.before, *emitter.operators], {"x": x, "w": given}, "y")
     return found, expected
 
 

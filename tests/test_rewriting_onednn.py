@@ -21,11 +21,11 @@ from caffe2_recurrent import (
     step_times,
     step_values,
 )
-from caffe2_recurrent.loop_reading import read_loops
+from caffe2_recurrent.loops.reading import read_loops
 from caffe2_recurrent.operators import is_on_onednn
-from caffe2_recurrent.rewriting import onednn, separate_rows, step_products
-from caffe2_recurrent.rewriting.step_products import Size
-from caffe2_recurrent.rewriting.subjects import Seconds
+from caffe2_recurrent.rewriting.products import onednn, separate_rows, step_products
+from caffe2_recurrent.rewriting.products.step_products import Size
+from caffe2_recurrent.rewriting.trials.timing import Seconds
 from onednn_support import (
     ADDED_THERE,
     FROM,
@@ -535,9 +535,11 @@ def test_operators_that_lay_out_weights(way):
     """What `step_times` runs in its own workspace: all of these, in order, and none of the net's products."""
     model, _ = layer(["parameter_gradients", RULE, "products_over_steps"])
     (loop,) = read_loops(model.net.Proto()).values()
-    there = {blob for operator in loop.laying_out for blob in operator.output}
-    assert "layer/i2h" not in there and loop.laying_out
-    assert [operator for operator in model.net.Proto().op if operator in loop.laying_out] == loop.laying_out
+    there = {blob for operator in loop.surroundings.laying_out for blob in operator.output}
+    assert "layer/i2h" not in there and loop.surroundings.laying_out
+    assert [
+        operator for operator in model.net.Proto().op if operator in loop.surroundings.laying_out
+    ] == loop.surroundings.laying_out
     inside = [operator for operator in in_ifs(model.net) if is_on_onednn(operator) and operator.type != FROM]
     tensors = {blob for operator in inside for blob in operator.output}
     assert tensors & set(loop.inputs) <= there <= tensors

@@ -6,8 +6,9 @@ from caffe2.python import workspace
 
 import rewriting_support as support
 from caffe2_recurrent import optimize
-from caffe2_recurrent.rewriting import only_floats, separate_rows
-from caffe2_recurrent.rewriting.product_ways import NNPACK
+from caffe2_recurrent.rewriting.elementwise import only_floats
+from caffe2_recurrent.rewriting.products import separate_rows
+from caffe2_recurrent.rewriting.products.product_ways import NNPACK
 from onednn_support import force
 from test_rewriting_onednn import SAFE
 

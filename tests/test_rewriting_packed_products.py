@@ -8,8 +8,9 @@ import comparing
 import rewriting_support as support
 import step_nets
 from caffe2_recurrent import LSTM, MILSTM, recurrent_net
-from caffe2_recurrent.rewriting import onednn, product_ways, vectorised
-from caffe2_recurrent.rewriting.product_ways import NNPACK
+from caffe2_recurrent.rewriting.elementwise import vectorised
+from caffe2_recurrent.rewriting.products import onednn, product_ways
+from caffe2_recurrent.rewriting.products.product_ways import NNPACK
 from numpy_lstm import Case
 from onednn_support import EVERY_CELL, assert_cell, force
 from step_nets import Maker

@@ -7,12 +7,13 @@ from caffe2.python.model_helper import ModelHelper
 
 import rewriting_support as support
 from caffe2_recurrent import GRU, MILSTM, optimize, recurrent_net
-from caffe2_recurrent.loop import State
-from caffe2_recurrent.rewriting import masks, padding, trial
+from caffe2_recurrent.loops.parts import State
+from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.rewriting.emit import Emitter
 from caffe2_recurrent.rewriting.rules import RULES
-from caffe2_recurrent.rewriting.subjects import result
-from caffe2_recurrent.sizes import Sizes
+from caffe2_recurrent.rewriting.sequences import masks, padding
+from caffe2_recurrent.rewriting.trials import trial
+from caffe2_recurrent.rewriting.trials.timing import result
 from caffe2_recurrent.wiring import Link
 from onednn_support import leaving_no_trace
 from test_rewriting_ended_sequences import ALL_SHAPES, LENGTHS, SLICE
@@ -132,7 +133,7 @@ def plants():
         loop.operators.insert(0, made("Div", [SLICE, SLICE], ["v"]))
 
     def a_sequence_of_others(loop):
-        loop.sources.clear()
+        loop.surroundings.sources.clear()
 
     def a_slice_that_is_written(loop):
         loop.operators.insert(0, made("Copy", ["h0"], [SLICE]))
@@ -141,7 +142,7 @@ def plants():
         loop.net.external_output.append(SLICE)
 
     def another_axis(loop):
-        (source,) = loop.around[loop.sources["layer/i2h"]]
+        (source,) = loop.surroundings.products[loop.surroundings.sources["layer/i2h"]]
         (axis,) = [given for given in source.arg if given.name == "axis"]
         axis.i = 1
 

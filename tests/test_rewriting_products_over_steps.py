@@ -9,14 +9,15 @@ from caffe2.python.model_helper import ModelHelper
 import comparing
 import rewriting_support as support
 from caffe2_recurrent import LSTM, optimize, recurrent_net
-from caffe2_recurrent.loop_reading import read_loops
+from caffe2_recurrent.loops.reading import read_loops
+from caffe2_recurrent.loops.sizes import find_sizes
 from caffe2_recurrent.operators import is_on_onednn
-from caffe2_recurrent.rewriting import onednn, onednn_convolutions, onednn_over_steps, separate_rows, trial
-from caffe2_recurrent.rewriting.onednn_over_steps import Layout, layouts
+from caffe2_recurrent.rewriting.products import onednn, onednn_convolutions, onednn_over_steps, separate_rows
+from caffe2_recurrent.rewriting.products.onednn_over_steps import Layout, layouts
 from caffe2_recurrent.rewriting.rules import products_over_steps
 from caffe2_recurrent.rewriting.rules.products_over_steps import Size
-from caffe2_recurrent.rewriting.subjects import Seconds, result
-from caffe2_recurrent.sizes import find_sizes
+from caffe2_recurrent.rewriting.trials import trial
+from caffe2_recurrent.rewriting.trials.timing import Seconds, result
 from net_products_support import (
     GRADIENT,
     PRODUCT,
@@ -211,8 +212,8 @@ def test_what_is_around_a_loop():
     """In a copy: the net stays as it is until it has been rewritten."""
     net = Net(loops=2).net
     for loop in read_loops(net.Proto()).values():
-        assert sorted(loop.around) == [0, len(net.Proto().op) - 1]
-        for position, (copy,) in loop.around.items():
+        assert sorted(loop.surroundings.products) == [0, len(net.Proto().op) - 1]
+        for position, (copy,) in loop.surroundings.products.items():
             assert copy == net.Proto().op[position] and copy is not net.Proto().op[position]
 
 
@@ -224,10 +225,12 @@ def test_products_behind_each_other_around_a_loop():
     hidden_all, *_ = LSTM(model, "first", None, ("h0", "c0"), 3, 4, "layer")
     model.AddGradientOperators([model.net.SumElements(hidden_all, "loss")])
     (loop,) = read_loops(model.net.Proto()).values()
-    found = [(operator.type, operator.output[0]) for _, (operator,) in sorted(loop.around.items())]
+    found = [(operator.type, operator.output[0]) for _, (operator,) in sorted(loop.surroundings.products.items())]
     assert found == [("FC", "first"), ("FC", "layer/i2h"), ("FCGradient", "layer/i2h_w_grad"), ("FCGradient", "w_grad")]
-    assert [model.net.Proto().op[position].output[0] for position in loop.sources.values()] == ["layer/i2h"]
-    assert [model.net.Proto().op[position].output[0] for position in loop.sinks] == ["layer/i2h_w_grad"]
+    assert [model.net.Proto().op[position].output[0] for position in loop.surroundings.sources.values()] == [
+        "layer/i2h"
+    ]
+    assert [model.net.Proto().op[position].output[0] for position in loop.surroundings.sinks] == ["layer/i2h_w_grad"]
 
 
 @pytest.mark.parametrize(
@@ -532,14 +535,14 @@ def test_nothing_is_left_for_a_gradient_that_stays(monkeypatch):
 def test_which_products_continue_from_the_gradient_of_the_sequence():
     model, _ = support.lstm()
     (loop,) = read_loops(model.net.Proto()).values()
-    (sink,) = loop.sinks
-    assert loop.around[sink][0].output[0] == "layer/i2h_w_grad"
+    (sink,) = loop.surroundings.sinks
+    assert loop.surroundings.products[sink][0].output[0] == "layer/i2h_w_grad"
     changed_between(model.net)
     (loop,) = read_loops(model.net.Proto()).values()
-    assert loop.sinks == set()
+    assert loop.surroundings.sinks == set()
     model, _ = support.lstm(gradients=False, name="forward")
     (loop,) = read_loops(model.net.Proto()).values()
-    assert loop.sinks == set()
+    assert loop.surroundings.sinks == set()
 
 
 @pytest.mark.parametrize("wrong", [(0, -1), (1, -2)], ids=["parts in the wrong order", "one part twice"])

@@ -12,9 +12,10 @@ import comparing
 import rewriting_support as support
 import step_nets
 from caffe2_recurrent import optimize, recurrent_net
-from caffe2_recurrent.loop_reading import read_loops
-from caffe2_recurrent.rewriting import row_biases, unrolled
-from caffe2_recurrent.sizes import Sizes
+from caffe2_recurrent.loops.reading import read_loops
+from caffe2_recurrent.loops.sizes import Sizes
+from caffe2_recurrent.rewriting import unrolled
+from caffe2_recurrent.rewriting.products import row_biases
 from cells import CELLS
 from test_rewriting_unrolled_steps import ALL, EVERY_STEP_NET, RULE, branches
 

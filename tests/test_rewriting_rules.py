@@ -11,14 +11,16 @@ import rewriting_support as support
 import rewritten_loops
 import step_nets
 from caffe2_recurrent import GRU, LSTM, optimize, recurrent_net
-from caffe2_recurrent.loop import Parameter
-from caffe2_recurrent.loop_reading import read_loops
-from caffe2_recurrent.rewriting import over_steps, passes, trial
-from caffe2_recurrent.rewriting.lstm_forms import ByTanh
+from caffe2_recurrent.loops.parts import Parameter
+from caffe2_recurrent.loops.reading import read_loops
+from caffe2_recurrent.loops.sizes import Sizes
+from caffe2_recurrent.rewriting import passes
+from caffe2_recurrent.rewriting.elementwise.lstm_forms import ByTanh
 from caffe2_recurrent.rewriting.rules import RULES, executor_threads, lstm_unit
 from caffe2_recurrent.rewriting.rules.unrolled_steps import UnrolledSteps
-from caffe2_recurrent.rewriting.subjects import Seconds
-from caffe2_recurrent.sizes import Sizes
+from caffe2_recurrent.rewriting.sequences import over_steps
+from caffe2_recurrent.rewriting.trials import trial
+from caffe2_recurrent.rewriting.trials.timing import Seconds
 from cells import CELLS
 from onednn_support import leaving_no_trace, make_up
 from step_nets import Maker
@@ -668,7 +670,7 @@ def test_gradient_buffer_refuses():
     expected = "the shape of the sequence 'layer/i2h' is not known; give shapes"
     assert why("gradient_buffer", loop, {}) == [expected]
     assert why("gradient_buffer", loop, {"layer/i2h": (9, 3)}) == [expected]
-    loop.busy.add(loop.gradient.sequence)
+    loop.surroundings.busy.add(loop.gradient.sequence)
     expected = "other operators use 'layer/layer/i2h_grad' before it holds the sequence's gradient"
     assert why("gradient_buffer", loop) == [expected]
     loop = lstm_loop()

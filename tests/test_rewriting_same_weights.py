@@ -7,8 +7,9 @@ from caffe2.python import workspace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from caffe2_recurrent.rewriting import same_weights, trial
+from caffe2_recurrent.rewriting import same_weights
 from caffe2_recurrent.rewriting.same_weights import DISTANCE, EQUAL
+from caffe2_recurrent.rewriting.trials import trial
 
 WEIGHTS = {"u": (6, 5), "b": (6,), "v": (3, 2, 7), "w": (4, 9)}
 COPIES = {blob: blob + "_copy" for blob in WEIGHTS}

@@ -5,10 +5,10 @@ from caffe2.python import core
 
 import rewriting_support as support
 from caffe2_recurrent import optimize
+from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.rewriting.rules import RULES, score_gradients
 from caffe2_recurrent.rewriting.rules.score_gradients import AS_IT_IS, ATENS, CAFFE2S
-from caffe2_recurrent.rewriting.subjects import Seconds
-from caffe2_recurrent.sizes import Sizes
+from caffe2_recurrent.rewriting.trials.timing import Seconds
 from onednn_support import leaving_no_trace
 from step_nets import D, N, T
 from test_rewriting_outer_products import decoder

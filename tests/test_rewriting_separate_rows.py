@@ -7,11 +7,12 @@ from caffe2.python import core, workspace
 import rewriting_support as support
 from caffe2_recurrent import optimize
 from caffe2_recurrent.operator_arguments import set_arguments
-from caffe2_recurrent.rewriting import onednn, onednn_over_steps, product_ways, separate_rows, trial
 from caffe2_recurrent.rewriting.emit import Emitter
-from caffe2_recurrent.rewriting.onednn_over_steps import layouts
-from caffe2_recurrent.rewriting.product import Product
-from caffe2_recurrent.rewriting.subjects import result
+from caffe2_recurrent.rewriting.products import onednn, onednn_over_steps, product_ways, separate_rows
+from caffe2_recurrent.rewriting.products.onednn_over_steps import layouts
+from caffe2_recurrent.rewriting.products.product import Product
+from caffe2_recurrent.rewriting.trials import trial
+from caffe2_recurrent.rewriting.trials.timing import result
 from onednn_support import in_ifs, leaving_no_trace, on_onednn
 
 PACKED, OVER_STEPS = "packed_products", "products_over_steps"

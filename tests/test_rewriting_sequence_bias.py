@@ -9,9 +9,9 @@ from caffe2.python.model_helper import ModelHelper
 import comparing
 import rewriting_support as support
 from caffe2_recurrent import LSTM, optimize, recurrent_net, step_values
-from caffe2_recurrent.loop import Parameter, State
+from caffe2_recurrent.loops.parts import Parameter, State
+from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.rewriting.rules import RULES, lstm_unit
-from caffe2_recurrent.sizes import Sizes
 from caffe2_recurrent.wiring import Link
 from onednn_support import EVERY_CELL, assert_cell
 from step_nets import D, Maker, N, T
@@ -568,7 +568,7 @@ def refusals():
     rows = "'{}' is not known to have one row for each sequence"
 
     def layout_of_the_source(loop):
-        set_argument(loop.around[0][0], axis_w=2)
+        set_argument(loop.surroundings.products[0][0], axis_w=2)
         return "the weights that make 'loop/X' are laid out in another way (axis_w)"
 
     def linked_twice(loop):
@@ -667,7 +667,7 @@ def test_rows_are_not_those_of_more_dimensions():
     loop = loop_of(Net().net)
     shapes = {"loop/h_prev_states": (T + 1, N, 2, 2)}
     assert why(RULE, loop, shapes) == ["'h_prev' is not known to have one row for each sequence"]
-    loop.known_rows.add("h_prev")
+    loop.known.rows.add("h_prev")
     assert why(RULE, loop, shapes) == [None]
 
 
@@ -758,7 +758,7 @@ def test_values_of_the_sequence_that_are_read_behind_the_loop():
     loop = loop_of(Net().net)
     loop.after_gradient.append(made("Tanh", [SEQUENCE], ["again"]))
     assert why(RULE, loop, {}) == [AS_A_WHOLE]
-    loop.of_shape.add("again")
+    loop.known.of_shape.add("again")
     assert why(RULE, loop, {}) == [None]
 
 
@@ -937,9 +937,9 @@ def rewrite(loop, shapes=()):
 def test_sources_of_a_loop():
     """By their positions, in the net and in `around`."""
     loop = loop_of(Net().net)
-    assert loop.sources == {SEQUENCE: 0} and list(loop.around[0][0].output) == [SEQUENCE]
-    assert lstm_loop().sources == {"layer/i2h": 0}
-    assert loop_of(Net(change=inserted(0, "Copy", ["other"], ["again"])).net).sources == {SEQUENCE: 1}
+    assert loop.surroundings.sources == {SEQUENCE: 0} and list(loop.surroundings.products[0][0].output) == [SEQUENCE]
+    assert lstm_loop().surroundings.sources == {"layer/i2h": 0}
+    assert loop_of(Net(change=inserted(0, "Copy", ["other"], ["again"])).net).surroundings.sources == {SEQUENCE: 1}
 
 
 def test_sources_of_several_sequences():
@@ -947,7 +947,7 @@ def test_sources_of_several_sequences():
 
     def sources(**options):
         change = inserted(0, "FC", ["x", "w", "b"], ["Y"], axis=2)
-        return loop_of(Net(second_sequence, change=change, **options).net).sources
+        return loop_of(Net(second_sequence, change=change, **options).net).surroundings.sources
 
     assert sources(forward_only=True) == {"Y": 0, SEQUENCE: 1}
     assert sources() == {SEQUENCE: 1}

@@ -6,10 +6,10 @@ from caffe2.python import core, workspace
 import comparing
 import rewriting_support as support
 from caffe2_recurrent import MILSTM, optimize, recurrent_net
-from caffe2_recurrent.loop import Parameter, State
+from caffe2_recurrent.loops.parts import Parameter, State
+from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.rewriting import passes
 from caffe2_recurrent.rewriting.rules import RULES
-from caffe2_recurrent.sizes import Sizes
 from caffe2_recurrent.wiring import Link
 from onednn_support import assert_cell
 from step_nets import D

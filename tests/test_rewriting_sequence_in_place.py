@@ -7,7 +7,7 @@ from caffe2.python import workspace
 import comparing
 import rewriting_support as support
 from caffe2_recurrent import optimize
-from caffe2_recurrent.loop import State
+from caffe2_recurrent.loops.parts import State
 from caffe2_recurrent.wiring import Link
 from step_nets import D, scoped
 from test_rewriting_rules import EXECUTOR, SHAPES, loop_of, lstm_loop, made, reasons_in, why
@@ -242,6 +242,6 @@ def test_refuses_where_the_gates_would_have_no_place():
     assert why(RULE, loop, {}) == ["the shape of the sequence 'layer/i2h' is not known; give shapes"]
     loop.states[0] = State(loop.gradient.sequence, "h0")
     assert why(RULE, loop, SHAPES) == ["the sequence's gradient holds another blob already"]
-    loop.busy.add(loop.gradient.sequence)
+    loop.surroundings.busy.add(loop.gradient.sequence)
     expected = "other operators use '{}' before it holds the sequence's gradient"
     assert why(RULE, loop, SHAPES) == [expected.format(loop.gradient.sequence)]

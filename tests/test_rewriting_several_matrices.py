@@ -7,13 +7,14 @@ from caffe2.python import workspace
 import rewriting_support as support
 import test_rewriting_gates_first as first
 from caffe2_recurrent import optimize
-from caffe2_recurrent.rewriting import onednn, product_ways, separate_rows, step_products, subjects, trial
-from caffe2_recurrent.rewriting.onednn import CONVOLUTION, INNER_PRODUCT
-from caffe2_recurrent.rewriting.product import Product
+from caffe2_recurrent.loops.sizes import Sizes
+from caffe2_recurrent.rewriting.products import onednn, product_ways, separate_rows, step_products
+from caffe2_recurrent.rewriting.products.onednn import CONVOLUTION, INNER_PRODUCT
+from caffe2_recurrent.rewriting.products.product import Product
+from caffe2_recurrent.rewriting.products.step_products import AS_IT_IS, Size
 from caffe2_recurrent.rewriting.rules import RULES
-from caffe2_recurrent.rewriting.step_products import AS_IT_IS, Size
-from caffe2_recurrent.rewriting.subjects import Seconds
-from caffe2_recurrent.sizes import Sizes
+from caffe2_recurrent.rewriting.trials import timing, trial
+from caffe2_recurrent.rewriting.trials.timing import Seconds
 from onednn_support import THERE, force, in_ifs, leaving_no_trace, make_up, on_onednn
 from step_nets import D
 from test_rewriting_rules import forward, lstm_loop, made, set_argument, why
@@ -40,7 +41,7 @@ def made_there(in_rows=False, sigmoid=False, inner=INNER, rows=ROWS):
     product = Product("x", None if in_rows else "w", "w" if in_rows else None, None, "y", rows, inner, OUTER)
     product = product._replace(sigmoid="s" if sigmoid else None, parts=PARTS)
     step = product_ways.emit(CONVOLUTION, loop, product, loop.forward).operators
-    found = subjects.result([*loop.before, *step], given, "s" if sigmoid else "y")
+    found = timing.result([*loop.before, *step], given, "s" if sigmoid else "y")
     return found, 1 / (1 + np.exp(-expected)) if sigmoid else expected
 
 

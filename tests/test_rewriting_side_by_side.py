@@ -11,7 +11,7 @@ from caffe2.python.model_helper import ModelHelper
 import rewriting_support as support
 from caffe2_recurrent import GRU, LSTM, MILSTM, optimize
 from caffe2_recurrent.operator_arguments import net as net_argument
-from caffe2_recurrent.rewriting import onednn_over_steps
+from caffe2_recurrent.rewriting.products import onednn_over_steps
 
 pytestmark = pytest.mark.usefixtures("backward_loops")
 

@@ -8,9 +8,9 @@ import comparing
 import rewriting_support as support
 from caffe2_recurrent import optimize, recurrent_net
 from caffe2_recurrent.operators import as_bytes, new_operator
-from caffe2_recurrent.rewriting import onednn, separate_rows, sigmoids
-from caffe2_recurrent.rewriting.product import Product
-from caffe2_recurrent.rewriting.subjects import Seconds
+from caffe2_recurrent.rewriting.products import onednn, separate_rows, sigmoids
+from caffe2_recurrent.rewriting.products.product import Product
+from caffe2_recurrent.rewriting.trials.timing import Seconds
 from onednn_support import FROM, THERE, force, leaving_no_trace, on_onednn, outputs_and_step
 from step_nets import D, Maker, N, T
 from test_rewriting_rules import loop_of, made

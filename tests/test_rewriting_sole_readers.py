@@ -4,7 +4,7 @@ import pytest
 
 import comparing
 from caffe2_recurrent import recurrent_net
-from caffe2_recurrent.rewriting.sole_readers import drop_reader, sole_reader
+from caffe2_recurrent.rewriting.steps.sole_readers import drop_reader, sole_reader
 from step_nets import Maker
 from test_rewriting_rules import loop_of, made
 

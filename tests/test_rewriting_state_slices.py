@@ -5,8 +5,9 @@ import pytest
 from caffe2.python import workspace
 
 import rewriting_support as support
-from caffe2_recurrent.rewriting import state_slices, trial
-from caffe2_recurrent.rewriting.subjects import result
+from caffe2_recurrent.rewriting.sequences import state_slices
+from caffe2_recurrent.rewriting.trials import trial
+from caffe2_recurrent.rewriting.trials.timing import result
 
 RULE = "parameter_gradients"
 POSSIBLE = [way for way in state_slices.WAYS if state_slices._runs(way)]

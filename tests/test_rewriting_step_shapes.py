@@ -6,8 +6,8 @@ from caffe2.python import workspace
 
 import comparing
 from caffe2_recurrent import recurrent_net, step_values
-from caffe2_recurrent.rewriting.step_shapes import shapes_before
-from caffe2_recurrent.sizes import SEVERAL, Sizes, find_sizes
+from caffe2_recurrent.loops.sizes import SEVERAL, Sizes, find_sizes
+from caffe2_recurrent.rewriting.steps.step_shapes import shapes_before
 from cells import CELLS
 from step_nets import D, N, T
 from test_rewriting_rules import EVERY_STEP_NET, loop_of, made

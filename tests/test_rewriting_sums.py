@@ -6,8 +6,8 @@ import pytest
 import comparing
 import rewriting_support as support
 from caffe2_recurrent import recurrent_net
-from caffe2_recurrent.rewriting import onednn, separate_rows, sums
-from caffe2_recurrent.rewriting.product import Product
+from caffe2_recurrent.rewriting.products import onednn, separate_rows, sums
+from caffe2_recurrent.rewriting.products.product import Product
 from onednn_support import ADDED_THERE, FROM, THERE, force, on_onednn, outputs_and_step
 from step_nets import D, Maker
 from test_rewriting_rules import loop_of

@@ -7,9 +7,10 @@ import math
 import pytest
 from caffe2.python import core
 
-from caffe2_recurrent.rewriting import trial, vectorised
+from caffe2_recurrent.rewriting.elementwise import vectorised
 from caffe2_recurrent.rewriting.emit import Emitter
-from caffe2_recurrent.rewriting.subjects import Seconds, Subject
+from caffe2_recurrent.rewriting.trials import trial
+from caffe2_recurrent.rewriting.trials.timing import Seconds, Subject
 from made_up_clock import make_up_clock
 from onednn_support import leaving_no_trace
 

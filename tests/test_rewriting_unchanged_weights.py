@@ -10,14 +10,17 @@ import comparing
 import rewriting_support as support
 import step_nets
 from caffe2_recurrent import GRU, LSTM, MILSTM, optimize, prediction_net, recurrent_net
-from caffe2_recurrent.loop import Keeping, laid_out_when_changed
-from caffe2_recurrent.loop_reading import read_loops
-from caffe2_recurrent.rewriting import same_weights, step_products, trial, unchanged_weights
+from caffe2_recurrent.loops.loop import laid_out_when_changed
+from caffe2_recurrent.loops.parts import Keeping
+from caffe2_recurrent.loops.reading import read_loops
+from caffe2_recurrent.loops.sizes import find_sizes
+from caffe2_recurrent.rewriting import same_weights, unchanged_weights
+from caffe2_recurrent.rewriting.products import step_products
 from caffe2_recurrent.rewriting.rules import transposed_weights
 from caffe2_recurrent.rewriting.rules.unchanged_weights import IN_EACH_RUN, WHEN_CHANGED
-from caffe2_recurrent.rewriting.subjects import Seconds
+from caffe2_recurrent.rewriting.trials import trial
+from caffe2_recurrent.rewriting.trials.timing import Seconds
 from caffe2_recurrent.scratch_workspace import scratch_workspace
-from caffe2_recurrent.sizes import find_sizes
 from cells import CELLS
 from onednn_support import force
 from test_rewriting_onednn import feed_parameters

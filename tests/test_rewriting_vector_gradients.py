@@ -7,10 +7,10 @@ from caffe2.python import workspace
 import comparing
 import rewriting_support as support
 from caffe2_recurrent import optimize, recurrent_net
-from caffe2_recurrent.rewriting import trial
 from caffe2_recurrent.rewriting.rules import vector_gradients
 from caffe2_recurrent.rewriting.rules.vector_gradients import Size
-from caffe2_recurrent.rewriting.subjects import Seconds, result
+from caffe2_recurrent.rewriting.trials import trial
+from caffe2_recurrent.rewriting.trials.timing import Seconds, result
 from onednn_support import assert_cell, leaving_no_trace
 from step_nets import D, N, T
 from test_rewriting_rules import EVERY_STEP_NET, EXECUTOR, reasons_in

@@ -7,7 +7,7 @@ import rewriting_support as support
 from caffe2_recurrent import optimize
 from caffe2_recurrent.rewriting.rules import vector_products
 from caffe2_recurrent.rewriting.rules.vector_products import AS_IT_IS, AS_THEY_LIE, LAID_OUT, Size
-from caffe2_recurrent.rewriting.subjects import Seconds, result
+from caffe2_recurrent.rewriting.trials.timing import Seconds, result
 from onednn_support import assert_cell, leaving_no_trace
 from step_nets import D, N
 from test_rewriting_rules import EXECUTOR, loop_of, made, reasons_in, set_argument, why

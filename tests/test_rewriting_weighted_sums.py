@@ -5,9 +5,10 @@ import pytest
 from caffe2.proto import caffe2_pb2
 
 import rewriting_support as support
-from caffe2_recurrent.rewriting import gradients_apart, subjects, trial, weighted_sums
 from caffe2_recurrent.rewriting.emit import Emitter, is_aten
-from caffe2_recurrent.rewriting.gradients_apart import SUMS, Apart, Size, Weights
+from caffe2_recurrent.rewriting.products import gradients_apart, weighted_sums
+from caffe2_recurrent.rewriting.products.gradients_apart import SUMS, Apart, Size, Weights
+from caffe2_recurrent.rewriting.trials import timing, trial
 
 
 def made(shape, others, by_columns):
@@ -20,7 +21,7 @@ def made(shape, others, by_columns):
     emitter = Emitter(trial.lone_loop(["blob", "rows", "made"]), caffe2_pb2.OperatorDef(), "made")
     make = weighted_sums.by_columns if by_columns else weighted_sums.by_rows
     weighted_sums.emit(emitter, make(emitter, "blob", len(shape) - 1, shape[-1]), "rows", "made")
-    return emitter.operators, subjects.result(emitter.operators, {"blob": blob, "rows": rows}, "made"), expected @ rows
+    return emitter.operators, timing.result(emitter.operators, {"blob": blob, "rows": rows}, "made"), expected @ rows
 
 
 SHAPES = pytest.mark.parametrize("shape", [(6, 5), (3, 2, 5), (1, 1, 5), (2, 3, 2, 1), (0, 5), (0, 3, 5)], ids=str)
@@ -57,7 +58,7 @@ def test_a_wrong_product_is_seen(changed):
     values = {blob: random.randn(*shape).astype(np.float32) for blob, shape in subject.shapes.items()}
     values["reversed"] = np.tile(np.arange(6, dtype=np.int32)[::-1], 6)
     expected = values["dy"].T @ values["x"]
-    assert support.difference(subjects.result(subject.step, values, "dw"), expected) < support.TOLERANCE
+    assert support.difference(timing.result(subject.step, values, "dw"), expected) < support.TOLERANCE
     (product,) = [operator for operator in subject.step if operator.type == weighted_sums.KIND]
     if changed == "columns":
         (permuting,) = [operator for operator in subject.step if is_aten(operator, "permute")]
@@ -66,4 +67,4 @@ def test_a_wrong_product_is_seen(changed):
         product.input[2] = "reversed"
     else:
         product.input[0] = "w"
-    assert support.difference(subjects.result(subject.step, values, "dw"), expected) > 0.1
+    assert support.difference(timing.result(subject.step, values, "dw"), expected) > 0.1

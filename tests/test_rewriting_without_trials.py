@@ -9,7 +9,7 @@ from caffe2.python.model_helper import ModelHelper
 
 import rewriting_support as support
 from caffe2_recurrent import LSTM, MILSTM, install, optimize
-from caffe2_recurrent.rewriting import subjects, trial
+from caffe2_recurrent.rewriting.trials import timing, trial
 from cells import CELLS
 
 SHAPES = {"x": (20, 16, 8), "h0": (1, 16, 64), "c0": (1, 16, 64)}
@@ -37,7 +37,7 @@ def no_clock(monkeypatch):
 def any_clock(monkeypatch):
     """Each trial says something else."""
     draw = random.Random(5)
-    monkeypatch.setattr(subjects, "_time", lambda net, runs: draw.uniform(1e-6, 1e-3))
+    monkeypatch.setattr(timing, "_time", lambda net, runs: draw.uniform(1e-6, 1e-3))
     yield
     trial.forget()
 

@@ -34,7 +34,7 @@ from caffe2_recurrent import (
     save_predictor,
 )
 from caffe2_recurrent.operator_arguments import net as net_argument
-from caffe2_recurrent.rewriting import lstm_forms
+from caffe2_recurrent.rewriting.elementwise import lstm_forms
 from caffe2_recurrent.rewriting.rules import lstm_unit
 from errors_support import listed
 from rewriting_support import as_read_from_a_file

@@ -7,7 +7,7 @@ from typing import FrozenSet, Iterator, List, NamedTuple
 import numpy as np
 from caffe2.python import workspace
 
-from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.problems import Problems
 from caffe2_recurrent.step_workspaces import copy_step_blobs, has_run, steps_of_last_run
 

@@ -17,10 +17,10 @@ import numpy as np
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.arguments import is_integer
-from caffe2_recurrent.chosen_loop import AnyLoop, choose_loop
 from caffe2_recurrent.debugging.time_table import STEPS, LoopTime, OperatorTime, StepTimes
 from caffe2_recurrent.debugging.timed_loop import Run, copied_blobs, timed_runs
-from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.selection import AnyLoop, choose_loop
 from caffe2_recurrent.nets import AnyNet
 from caffe2_recurrent.problems import Problems, given
 

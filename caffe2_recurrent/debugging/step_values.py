@@ -13,9 +13,9 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.arguments import Blob, is_blob, known_name, read_blobs
 from caffe2_recurrent.blob_names import LINKED, SHARED
-from caffe2_recurrent.chosen_loop import AnyLoop, choose_loop
 from caffe2_recurrent.debugging.step_blobs import StepBlobs, step_blobs
-from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.selection import AnyLoop, choose_loop
 from caffe2_recurrent.nets import AnyNet
 from caffe2_recurrent.problems import Problems, names
 

@@ -11,7 +11,7 @@ from caffe2.python import workspace
 
 from caffe2_recurrent.debugging.clock import Clocked, Reading, with_clock
 from caffe2_recurrent.executor import switch_off
-from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.operator_arguments import STEP_NETS, set_arguments
 from caffe2_recurrent.operator_arguments import net as net_argument
 from caffe2_recurrent.operators import copied
@@ -49,8 +49,10 @@ def copied_blobs(loop: Loop, problems: Problems) -> Blobs:
         # The engine wants to find the gradients of further sequences, in their size.
         made.difference_update(loop.gradient.others)
     # What is laid out for oneDNN cannot be copied, but laid out again.
-    made.update(blob for operator in loop.laying_out for blob in operator.output)
-    read = [blob for operator in [*loop.laying_out, *operators] for blob in operator.input] + sorted(loop.references)
+    made.update(blob for operator in loop.surroundings.laying_out for blob in operator.output)
+    read = [blob for operator in [*loop.surroundings.laying_out, *operators] for blob in operator.input] + sorted(
+        loop.references
+    )
     wanted = [blob for blob in dict.fromkeys(read) if blob not in made]
     linked = [link.outer for link in loop.all_links if link.outer not in made]
     there = {blob: workspace.FetchBlob(blob) for blob in wanted + linked if workspace.HasBlob(blob)}
@@ -82,11 +84,11 @@ def timed_runs(loop: Loop, blobs: Blobs, runs: int) -> List[Run]:
     with scratch_workspace(WORKSPACE):
         for name, value in blobs.items():
             workspace.FeedBlob(name, value)
-        for operator in loop.laying_out:
+        for operator in loop.surroundings.laying_out:
             workspace.RunOperatorOnce(operator)
         for way in ways:
             way.net.external_input.extend(blobs)
-            way.net.external_input.extend(blob for operator in loop.laying_out for blob in operator.output)
+            way.net.external_input.extend(blob for operator in loop.surroundings.laying_out for blob in operator.output)
             _start(way)
             workspace.CreateNet(way.net)
         for _ in range(1 + runs):

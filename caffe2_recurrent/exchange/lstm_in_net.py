@@ -11,13 +11,13 @@ from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
-from caffe2_recurrent.chosen_loop import note_no_loops
 from caffe2_recurrent.exchange.lstm_loop import LSTMLoop, Outputs, read_lstm_loop
-from caffe2_recurrent.loop import Loop, stands_for_loop
-from caffe2_recurrent.loop_reading import read_loops
+from caffe2_recurrent.loops.loop import Loop, stands_for_loop
+from caffe2_recurrent.loops.reading import read_loops
+from caffe2_recurrent.loops.selection import note_no_loops
+from caffe2_recurrent.loops.sizes import TURNING
 from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.problems import Problems, names
-from caffe2_recurrent.sizes import TURNING
 from caffe2_recurrent.stack import BACKWARD, FORWARD, full_lengths
 
 # The names of a loop's blobs under the scope of its LSTM; a single layer has no number, a single direction no name.

@@ -14,7 +14,7 @@ from typing import Dict, Mapping, NamedTuple, Optional, Tuple, Union
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.exchange.layout import LoopWeights
-from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.operator_arguments import integer, number
 from caffe2_recurrent.problems import names
 

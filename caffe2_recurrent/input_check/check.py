@@ -5,17 +5,17 @@ from typing import Dict, Iterable, List, Mapping, Optional
 import numpy as np
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.chosen_loop import note_no_loops
-from caffe2_recurrent.given_shapes import FED, check_shapes, columns_of
 from caffe2_recurrent.input_check.fed import Fed, is_there, read_fed
 from caffe2_recurrent.input_check.loops import check_loop
-from caffe2_recurrent.loop import Loop, stands_for_loop
-from caffe2_recurrent.loop_reading import read_loops
+from caffe2_recurrent.loops.loop import Loop, stands_for_loop
+from caffe2_recurrent.loops.reading import read_loops
+from caffe2_recurrent.loops.selection import note_no_loops
+from caffe2_recurrent.loops.shape_checks import FED, check_shapes, columns_of
+from caffe2_recurrent.loops.sizes import Shape, find_sizes
 from caffe2_recurrent.nets import AnyNet, init_net_of, read_net
 from caffe2_recurrent.operators import is_on_onednn
 from caffe2_recurrent.problems import Problems, names
 from caffe2_recurrent.serving.dependencies import accesses_of, from_outside
-from caffe2_recurrent.sizes import Shape, find_sizes
 
 
 def check_inputs(model_or_net: AnyNet) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 from caffe2.python import workspace
 
 from caffe2_recurrent import workspace_blobs
-from caffe2_recurrent.sizes import Shape
+from caffe2_recurrent.loops.sizes import Shape
 
 
 class Fed(NamedTuple):

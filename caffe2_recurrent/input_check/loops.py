@@ -8,11 +8,11 @@ from caffe2.python import workspace
 
 from caffe2_recurrent.input_check.fed import Fed
 from caffe2_recurrent.input_check.steps import Size, sizes_of_states
-from caffe2_recurrent.loop import WINDOWS, Loop
+from caffe2_recurrent.loops.loop import WINDOWS, Loop
+from caffe2_recurrent.loops.sizes import Shape, Sizes
 from caffe2_recurrent.operator_arguments import argument, integer, string
 from caffe2_recurrent.operators import BACKWARD_PASS_OF, LENGTHS_INPUT
 from caffe2_recurrent.problems import Problems
-from caffe2_recurrent.sizes import Shape, Sizes
 
 Shapes = Mapping[str, Shape]
 

@@ -4,12 +4,12 @@ from typing import Dict, Mapping, NamedTuple, Tuple
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.given_shapes import FED, add_misfit, columns_of
-from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.shape_checks import FED, add_misfit, columns_of
+from caffe2_recurrent.loops.sizes import Shape
 from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.operators import is_on_onednn
 from caffe2_recurrent.problems import Problems
-from caffe2_recurrent.sizes import Shape
 from caffe2_recurrent.viewing.tensors import FLOAT, Tensor, infer
 
 

@@ -4,8 +4,8 @@ from typing import Dict, Tuple
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.loop import Loop
-from caffe2_recurrent.loop_reading import read_loops
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.reading import read_loops
 from caffe2_recurrent.operators import read_before_written
 
 INPUT = "input"

@@ -1,6 +1,6 @@
 """Rewriting the loops of a finished net so that they run faster.
 
-    net -> loops (loop.py) -> rules (rules/, one idea a file) -> net
+    net -> loops (loops/) -> rules (rules/, one idea a file) -> net
 
 A rule states in its docstring what it looks for and what it puts there, and gives a reason where it may not.
 """
@@ -12,15 +12,15 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import workspace
 
 from caffe2_recurrent.arguments import Blob, is_iterable, read_flag
-from caffe2_recurrent.given_shapes import check_shapes, read_shapes
-from caffe2_recurrent.loop_reading import read_loops
+from caffe2_recurrent.loops.reading import read_loops
+from caffe2_recurrent.loops.shape_checks import check_shapes, read_shapes
+from caffe2_recurrent.loops.sizes import Shape, find_sizes
 from caffe2_recurrent.nets import AnyNet, init_net_of, read_net
 from caffe2_recurrent.problems import Problems, given, meant
 from caffe2_recurrent.rewriting.passes import rewritten
 from caffe2_recurrent.rewriting.report import Refusal, Report, Rewrite
 from caffe2_recurrent.rewriting.rule import Rule
 from caffe2_recurrent.rewriting.rules import RULES
-from caffe2_recurrent.sizes import Shape, find_sizes
 
 __all__ = ["Refusal", "Report", "Rewrite", "optimize"]
 

@@ -14,8 +14,9 @@ from typing import Dict, List, NamedTuple, Optional
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.gradient_maker import POSITIONS
-from caffe2_recurrent.loop import Loop, State
+from caffe2_recurrent.backward.gradient_maker import POSITIONS
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.parts import State
 from caffe2_recurrent.operator_arguments import STATES, integers, strings
 from caffe2_recurrent.operators import (
     BACKWARD_PASS_OF,
@@ -26,9 +27,10 @@ from caffe2_recurrent.operators import (
     is_on_onednn,
     new_operator,
 )
-from caffe2_recurrent.rewriting import dataflow, kept_filters
 from caffe2_recurrent.rewriting.emit import ATEN, aten_is_missing
 from caffe2_recurrent.rewriting.engine_blobs import is_of_engine
+from caffe2_recurrent.rewriting.products import kept_filters
+from caffe2_recurrent.rewriting.steps import dataflow
 from caffe2_recurrent.wiring import STEP_WORKSPACES, Alias, Link
 
 

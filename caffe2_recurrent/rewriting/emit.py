@@ -5,7 +5,7 @@ from typing import Any, List, Sequence
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
-from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.operator_arguments import argument
 from caffe2_recurrent.operators import new_operator
 

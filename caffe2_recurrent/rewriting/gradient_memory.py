@@ -2,8 +2,8 @@
 
 from typing import Optional
 
-from caffe2_recurrent.loop import Loop
-from caffe2_recurrent.sizes import Sizes
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.sizes import Sizes
 
 TAKEN = "the sequence's gradient holds another blob already"
 
@@ -27,7 +27,7 @@ def why_no_room(loop: Loop, sizes: Sizes) -> Optional[str]:
     """Why each step of the loop, which has a gradient, cannot keep a blob in the slice of its sequence's gradient."""
     gradient = loop.gradient
     assert gradient is not None
-    if gradient.sequence in loop.busy:
+    if gradient.sequence in loop.surroundings.busy:
         return "other operators use '{}' before it holds the sequence's gradient".format(gradient.sequence)
     if is_taken(loop):
         return TAKEN

@@ -12,9 +12,9 @@ Source: sharedBlobsWs and links in caffe2/operators/rnn/recurrent_network_op.h.
 from typing import Dict, List, Sequence
 
 from caffe2_recurrent.blob_names import KEPT, LINKED, SHARED, VIEW
-from caffe2_recurrent.loop import Loop
-from caffe2_recurrent.rewriting.columns import is_view
+from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.rewriting.engine_blobs import is_of_engine, renamed
+from caffe2_recurrent.rewriting.steps.columns import is_view
 from caffe2_recurrent.wiring import Link
 
 
@@ -49,9 +49,9 @@ def _endings(loop: Loop, shared: Sequence[str]) -> Dict[str, str]:
     computed = {blob for operators in steps for operator in operators for blob in operator.output}
     views = [blob for operators in loop.steps for operator in filter(is_view, operators) for blob in operator.output]
     linked = {link.inner for link in loop.all_links}
-    endings = {blob: KEPT for blob in (*loop.shared_before, *loop.linked_before) if blob not in linked}
+    endings = {blob: KEPT for blob in (*loop.original.shared, *loop.original.linked) if blob not in linked}
     endings.update(dict.fromkeys(shared, SHARED))
-    endings.update(dict.fromkeys(linked & computed - loop.linked_before, LINKED))
+    endings.update(dict.fromkeys(linked & computed - loop.original.linked, LINKED))
     endings.update(dict.fromkeys(views, VIEW))
     return endings
 

@@ -5,25 +5,19 @@ from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.loop import Keeping, Loop
-from caffe2_recurrent.loop_reading import read_loops
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.parts import Keeping
+from caffe2_recurrent.loops.reading import read_loops
+from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.operator_arguments import has_nets
 from caffe2_recurrent.operators import GRADIENT_OPERATOR, LINK, OPERATOR, is_backward_of
-from caffe2_recurrent.rewriting import (
-    backward_pass,
-    dead_operators,
-    exposed_gradients,
-    kept_filters,
-    memory_names,
-    step_shapes,
-    trial,
-    unchanged_weights,
-    unrolled,
-)
+from caffe2_recurrent.rewriting import backward_pass, exposed_gradients, memory_names, unchanged_weights, unrolled
+from caffe2_recurrent.rewriting.products import kept_filters
 from caffe2_recurrent.rewriting.report import Refusal, Report, Rewrite
-from caffe2_recurrent.rewriting.rows import with_rows
 from caffe2_recurrent.rewriting.rule import Rule
-from caffe2_recurrent.sizes import Sizes
+from caffe2_recurrent.rewriting.steps import dead_operators, step_shapes
+from caffe2_recurrent.rewriting.steps.rows import with_rows
+from caffe2_recurrent.rewriting.trials import trial
 
 Operators = List[caffe2_pb2.OperatorDef]
 # The rule that makes a backward pass a loop, so that either has two step workspaces.
@@ -50,8 +44,8 @@ def rewritten(
             refusals.append(Refusal("all", loop.name, loop.forward.type, reason))
             continue
         # What rules put there does not tell, but blobs keep what they hold.
-        loop.known_rows |= with_rows(loop, sizes)
-        loop.columns.update(step_shapes.columns(loop, sizes))
+        loop.known.rows |= with_rows(loop, sizes)
+        loop.known.columns.update(step_shapes.columns(loop, sizes))
         loop.rules = frozenset(rule.name for rule in rules)
         loop.may_keep = _what_may_be_kept(loop, constant_threads)
         with trial.trying(trials):
@@ -65,7 +59,7 @@ def rewritten(
     around = {
         position: taking_its_place
         for loop in changed.values()
-        for position, taking_its_place in loop.around.items()
+        for position, taking_its_place in loop.surroundings.products.items()
         if taking_its_place != [net.op[position]]
     }
     operators: Operators = []
@@ -75,7 +69,7 @@ def rewritten(
         elif position in changed:
             loop = changed[position]
             # What made a sequence may be gone, and the loop read what it read.
-            sources = [net.op[source] for source in loop.around if net.op[source].type == "FC"]
+            sources = [net.op[source] for source in loop.surroundings.products if net.op[source].type == "FC"]
             operators += waiting(unchanged_weights.guarded(loop, around_forward(loop)), [operator, *sources])
         elif operator.type == GRADIENT_OPERATOR and operator.input[-1] in differentiated:
             operators += waiting(around_gradient(differentiated[operator.input[-1]]), [operator])
@@ -179,7 +173,7 @@ def _out_of_reach(loop: Loop) -> Optional[str]:
     if any(window != 1 for given in loop.forward.arg if given.name == "link_window" for window in given.ints):
         return "its steps see windows of several slices"
     own = {link.inner for link in loop.all_links} | {loop.timestep}
-    outside = (loop.written - own) & {*loop.net.external_input, *loop.inputs, *loop.busy}
+    outside = (loop.written - own) & {*loop.net.external_input, *loop.inputs, *loop.surroundings.busy}
     if outside:
         return "its steps write to '{}', which is a blob outside of them too".format(min(outside))
     inside = [operator.type for operators in loop.steps for operator in operators if has_nets(operator)]

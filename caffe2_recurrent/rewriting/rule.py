@@ -8,8 +8,8 @@ so a rule may change whatever it likes, and is asked again about what it has ref
 import abc
 from typing import Any, Iterable, NamedTuple, Optional
 
-from caffe2_recurrent.loop import Loop
-from caffe2_recurrent.sizes import Sizes
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.sizes import Sizes
 
 
 class Site(NamedTuple):

@@ -17,10 +17,10 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
 from caffe2_recurrent import workspace_blobs
-from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.sizes import Shape
 from caffe2_recurrent.operators import new_operator, read_before_written
 from caffe2_recurrent.rewriting.emit import ATEN
-from caffe2_recurrent.sizes import Shape
 
 EQUAL, DISTANCE = "equal", "L1Distance"
 ONE_OF = "IsMemberOf"

@@ -14,14 +14,15 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
 from caffe2_recurrent.blob_names import all_names
-from caffe2_recurrent.loop import WHEN_CHANGED, Keeping, Loop, name_steps_by_content
+from caffe2_recurrent.loops.loop import WHEN_CHANGED, Loop, name_steps_by_content
+from caffe2_recurrent.loops.parts import Keeping
+from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.operator_arguments import nets_of
 from caffe2_recurrent.operators import OPERATOR, read_before_written, renamed
 from caffe2_recurrent.problems import names
 from caffe2_recurrent.rewriting import same_weights
 from caffe2_recurrent.rewriting.emit import ATEN
 from caffe2_recurrent.rewriting.same_weights import DISTANCE, ONE_OF, net_of, operator_of
-from caffe2_recurrent.sizes import Sizes
 
 RULE = "unchanged_weights"
 # A histogram of one bin over all its runs: of one number, `[0, 1, 0]` behind the first.
@@ -42,7 +43,7 @@ def why_not(loop: Loop) -> Optional[str]:
         return "it is trained, and its weights change from run to run"
     if loop.has_backward_step:
         return "its step has a backward step: it may be trained"
-    if loop.net_frees:
+    if loop.surroundings.net_frees:
         return "a net of this type lets go of blobs that nothing reads any more"
     return None
 
@@ -72,7 +73,7 @@ def found(loop: Loop, sizes: Sizes) -> Tuple[str, ...]:
 
 def _is_weight(loop: Loop, sizes: Sizes, blob: str) -> bool:
     varying = {*(link.outer for link in loop.links), *(state.outer_initial for state in loop.states)}
-    if blob not in loop.fed or blob in varying:
+    if blob not in loop.surroundings.fed or blob in varying:
         return False
     shape, batch = sizes.shape(blob), sizes.batch(loop)
     return sizes.is_parameter(blob) or (shape is not None and batch is not None and batch not in shape)

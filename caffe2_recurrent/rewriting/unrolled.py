@@ -18,12 +18,15 @@ from typing import Dict, List, Optional, Sequence, Set, Union
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.blob_names import VIEW
-from caffe2_recurrent.loop import Loop, State
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.parts import State
 from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.operators import LINK, new_operator, read_before_written, renamed
-from caffe2_recurrent.rewriting import gradient_memory, row_biases, state_slices
+from caffe2_recurrent.rewriting import gradient_memory
 from caffe2_recurrent.rewriting.backward_pass import StateGradient, of_initial_value, state_gradients
-from caffe2_recurrent.rewriting.rows import UNITS_AND_GRADIENTS
+from caffe2_recurrent.rewriting.products import row_biases
+from caffe2_recurrent.rewriting.sequences import state_slices
+from caffe2_recurrent.rewriting.steps.rows import UNITS_AND_GRADIENTS
 from caffe2_recurrent.wiring import Link
 
 NET, OTHERWISE = "unrolled", "of_other_lengths"
@@ -72,7 +75,7 @@ def states_read(loop: Loop) -> List[str]:
 def _whole(loop: Loop) -> Set[str]:
     """The states that something reads from their initial values on."""
     read = {blob for operator in loop.after_gradient for blob in operator.input}
-    return {state.outer_states for state in loop.states} & {*loop.outputs, *loop.read_outside, *read}
+    return {state.outer_states for state in loop.states} & {*loop.outputs, *loop.surroundings.read_outside, *read}
 
 
 def needs_step_number(operator: caffe2_pb2.OperatorDef) -> bool:

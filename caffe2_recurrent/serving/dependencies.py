@@ -4,7 +4,7 @@ from typing import Dict, Iterable, List, NamedTuple, Sequence, Set
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.loop_reading import read_loops
+from caffe2_recurrent.loops.reading import read_loops
 
 
 class Access(NamedTuple):

@@ -13,7 +13,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
 from caffe2_recurrent.arguments import Blob, check_once, known_name, read_blobs
-from caffe2_recurrent.loop import BACKWARD, stands_for_loop
+from caffe2_recurrent.loops.loop import BACKWARD, stands_for_loop
 from caffe2_recurrent.nets import AnyNet, read_net
 from caffe2_recurrent.operator_arguments import PARAMETER_GRADIENTS, PARAMETERS, integer, nets_of, remove_arguments
 from caffe2_recurrent.operator_arguments import net as net_argument

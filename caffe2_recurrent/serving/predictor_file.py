@@ -10,8 +10,8 @@ from caffe2.python.predictor import predictor_exporter
 from caffe2.python.predictor_constants import predictor_constants
 
 from caffe2_recurrent.files import read_path, replacing
-from caffe2_recurrent.loop import laid_out_when_changed
-from caffe2_recurrent.loop_reading import FREEING
+from caffe2_recurrent.loops.loop import laid_out_when_changed
+from caffe2_recurrent.loops.surroundings import FREEING
 from caffe2_recurrent.problems import Problems, given, names
 from caffe2_recurrent.serving.dependencies import accesses_of, from_outside
 from caffe2_recurrent.workspace_blobs import is_tensor

@@ -4,8 +4,8 @@ import os
 from typing import Any, List, Mapping, Optional, Sequence, Union
 
 from caffe2_recurrent.arguments import Blob, read_flag
-from caffe2_recurrent.chosen_loop import AnyLoop, check_loop, find_loop
 from caffe2_recurrent.files import read_path, write_bytes
+from caffe2_recurrent.loops.selection import AnyLoop, check_loop, find_loop
 from caffe2_recurrent.problems import Problems
 from caffe2_recurrent.viewing.dot import LANDSCAPE, PORTRAIT, Page, dot_text, likely_page
 from caffe2_recurrent.viewing.graph import Graph

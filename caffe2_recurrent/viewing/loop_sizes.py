@@ -7,10 +7,10 @@ import numpy as np
 from caffe2.proto import caffe2_pb2
 from caffe2.python import workspace
 
-from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.sizes import Shape, Sizes, loop_outputs
 from caffe2_recurrent.operator_arguments import INITIAL, STATES, integers, strings
 from caffe2_recurrent.operators import OPERATOR, read_before_written
-from caffe2_recurrent.sizes import Shape, Sizes, loop_outputs
 from caffe2_recurrent.viewing.inner_nets import Numbers, infer_counting, infer_if
 from caffe2_recurrent.viewing.structure import Structure
 from caffe2_recurrent.viewing.tensors import FLOAT, Tensor, infer, kind_in_workspace

@@ -6,15 +6,15 @@ from typing import Any, Collection, Mapping, Optional, Tuple, Union
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.arguments import Blob
-from caffe2_recurrent.chosen_loop import note_no_loops
-from caffe2_recurrent.given_shapes import check_shapes, read_shapes
-from caffe2_recurrent.gradient_maker import POSITIONS, PYTHON_POSITIONS, SEQUENCE_GRADIENTS
-from caffe2_recurrent.loop_reading import read_loops
+from caffe2_recurrent.backward.gradient_maker import POSITIONS, PYTHON_POSITIONS, SEQUENCE_GRADIENTS
+from caffe2_recurrent.loops.reading import read_loops
+from caffe2_recurrent.loops.selection import note_no_loops
+from caffe2_recurrent.loops.shape_checks import check_shapes, read_shapes
+from caffe2_recurrent.loops.sizes import find_sizes
 from caffe2_recurrent.nets import AnyNet, init_net_of, read_net
 from caffe2_recurrent.operator_arguments import STATES, integers, remove_arguments, strings
 from caffe2_recurrent.operators import GRADIENT_OPERATOR, OPERATOR, copied
 from caffe2_recurrent.problems import Problems
-from caffe2_recurrent.sizes import find_sizes
 from caffe2_recurrent.viewing.kept import Memory, read_memory
 from caffe2_recurrent.viewing.loop_sizes import LoopSizes, find_loop_sizes, find_outer_tensors
 from caffe2_recurrent.viewing.structure import Structure

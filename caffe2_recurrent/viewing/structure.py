@@ -1,6 +1,6 @@
 """What a loop consists of, as a plain value.
 
-    Loop (loop.py) -> Structure -> text, graph
+    Loop (loops/loop.py) -> Structure -> text, graph
 
 `inner_X` is a name in the step nets, `outer_X` one in the net around them.
 """

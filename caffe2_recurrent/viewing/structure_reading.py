@@ -4,10 +4,10 @@ from typing import Dict, Iterable, List, Optional, Tuple
 
 from caffe2.proto import caffe2_pb2
 
+from caffe2_recurrent.backward.gradient_maker import POSITIONS, PYTHON_POSITIONS
 from caffe2_recurrent.executor import ENABLE
-from caffe2_recurrent.gradient_maker import POSITIONS, PYTHON_POSITIONS
-from caffe2_recurrent.loop import Loop
-from caffe2_recurrent.loop_reading import read_links, read_renames
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.reading import read_links, read_renames
 from caffe2_recurrent.operator_arguments import (
     BACKWARD_STEP_NET,
     PARAMETER_GRADIENTS,

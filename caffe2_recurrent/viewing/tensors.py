@@ -11,9 +11,9 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import workspace
 
 from caffe2_recurrent import workspace_blobs
+from caffe2_recurrent.loops.sizes import Shape
 from caffe2_recurrent.operator_arguments import integer, integers, string
 from caffe2_recurrent.operators import LINK
-from caffe2_recurrent.sizes import Shape
 
 _TYPES = caffe2_pb2.TensorProto
 NUMPY_TYPES: Dict[int, np.dtype] = {

@@ -5,14 +5,15 @@ from typing import Iterable, List, Optional
 import numpy as np
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.operators import is_on_onednn, new_operator
-from caffe2_recurrent.rewriting import dataflow, vectorised
+from caffe2_recurrent.rewriting.elementwise import vectorised
 from caffe2_recurrent.rewriting.emit import ATEN, aten_is_missing
-from caffe2_recurrent.rewriting.rows import BINARY, ELEMENTWISE
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.rewriting.step_shapes import shapes_before
-from caffe2_recurrent.sizes import Sizes
+from caffe2_recurrent.rewriting.steps import dataflow
+from caffe2_recurrent.rewriting.steps.rows import BINARY, ELEMENTWISE
+from caffe2_recurrent.rewriting.steps.step_shapes import shapes_before
 
 
 class Activations(Rule):

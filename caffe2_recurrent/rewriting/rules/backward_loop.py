@@ -4,16 +4,18 @@ from typing import Dict, Iterable, Optional, Set
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.loop import Loop, State, Turned
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.parts import State, Turned
+from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.operator_arguments import STATES, strings
 from caffe2_recurrent.operators import SHOWING, new_operator
-from caffe2_recurrent.rewriting import dataflow, gradient_memory, overlap
+from caffe2_recurrent.rewriting import gradient_memory
 from caffe2_recurrent.rewriting.backward_pass import links, state_gradients
 from caffe2_recurrent.rewriting.emit import ATEN
-from caffe2_recurrent.rewriting.rows import DIMENSIONS
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.rewriting.step_shapes import columns
-from caffe2_recurrent.sizes import Sizes
+from caffe2_recurrent.rewriting.steps import dataflow, overlap
+from caffe2_recurrent.rewriting.steps.rows import DIMENSIONS
+from caffe2_recurrent.rewriting.steps.step_shapes import columns
 from caffe2_recurrent.wiring import Alias, Link
 
 # With fewer operators and links of all steps together nothing is gained: they stay in the cache from run to run. With
@@ -125,7 +127,7 @@ def _kept(loop: Loop, sizes: Sizes) -> Dict[str, Optional[int]]:
     gradient = loop.gradient
     assert gradient is not None
     linked = {link.inner for link in loop.all_links}
-    known = {**loop.columns, **columns(loop, sizes)}
+    known = {**loop.known.columns, **columns(loop, sizes)}
     written: Set[str] = set()
     found: Dict[str, Optional[int]] = {}
     for operator in gradient.operators:

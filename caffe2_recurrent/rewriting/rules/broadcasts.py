@@ -2,14 +2,14 @@
 
 from typing import Iterable, Optional
 
-from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.operator_arguments import argument
 from caffe2_recurrent.operators import is_on_onednn, new_operator
-from caffe2_recurrent.rewriting import vectorised
+from caffe2_recurrent.rewriting.elementwise import vectorised
 from caffe2_recurrent.rewriting.emit import ATEN, aten_is_missing
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.rewriting.step_shapes import shapes_before
-from caffe2_recurrent.sizes import Sizes
+from caffe2_recurrent.rewriting.steps.step_shapes import shapes_before
 
 KINDS = (vectorised.ADD, vectorised.MULTIPLY)
 

@@ -4,11 +4,11 @@ from typing import Iterable, List, Optional, Set
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.operator_arguments import integer, remove_arguments, set_arguments
 from caffe2_recurrent.operators import SUM, copied, new_operator
-from caffe2_recurrent.rewriting import dataflow, masks, own_sequence, padding
-from caffe2_recurrent.rewriting.rows import DIMENSIONS, FEATURES
+from caffe2_recurrent.rewriting.products.step_products import weights_shape
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.rules.lstm_unit import (
     UNIT,
@@ -18,8 +18,9 @@ from caffe2_recurrent.rewriting.rules.lstm_unit import (
     read_unit,
     read_unit_gradient,
 )
-from caffe2_recurrent.rewriting.step_products import weights_shape
-from caffe2_recurrent.sizes import Sizes
+from caffe2_recurrent.rewriting.sequences import masks, own_sequence, padding
+from caffe2_recurrent.rewriting.steps import dataflow
+from caffe2_recurrent.rewriting.steps.rows import DIMENSIONS, FEATURES
 from caffe2_recurrent.wiring import Link
 
 # What is added to a gate to close it, and taken away to open it: sigmoids of it are 0 and 1, whatever computes them,

@@ -2,9 +2,9 @@
 
 from typing import Iterable, Optional
 
-from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.sizes import Sizes
 
 
 class ForwardLinks(Rule):

@@ -5,15 +5,16 @@ from typing import Dict, Iterable, NamedTuple, Optional, Tuple
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.loop import Keeping, Loop
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.parts import Keeping
+from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.operator_arguments import remove_arguments
 from caffe2_recurrent.operators import copied, new_operator
-from caffe2_recurrent.rewriting import columns, passes, step_products, trial
-from caffe2_recurrent.rewriting.columns import Region
+from caffe2_recurrent.rewriting import passes
 from caffe2_recurrent.rewriting.emit import aten_is_missing
-from caffe2_recurrent.rewriting.overlap import has_threads_given, switch_executor_off, why_executor_pays
-from caffe2_recurrent.rewriting.product import LAST_TWO
-from caffe2_recurrent.rewriting.rows import with_rows
+from caffe2_recurrent.rewriting.products import step_products
+from caffe2_recurrent.rewriting.products.product import LAST_TWO
+from caffe2_recurrent.rewriting.products.step_products import MULTIPLICATION, weights_shape
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.rules.joined_sequence import (
     RESULT,
@@ -25,9 +26,12 @@ from caffe2_recurrent.rewriting.rules.joined_sequence import (
 )
 from caffe2_recurrent.rewriting.rules.packed_products import PackedProducts, what_may_be_kept
 from caffe2_recurrent.rewriting.rules.products_over_steps import ProductsOverSteps
-from caffe2_recurrent.rewriting.step_products import MULTIPLICATION, weights_shape
-from caffe2_recurrent.rewriting.subjects import Seconds, Subject
-from caffe2_recurrent.sizes import Sizes
+from caffe2_recurrent.rewriting.steps import columns
+from caffe2_recurrent.rewriting.steps.columns import Region
+from caffe2_recurrent.rewriting.steps.overlap import has_threads_given, switch_executor_off, why_executor_pays
+from caffe2_recurrent.rewriting.steps.rows import with_rows
+from caffe2_recurrent.rewriting.trials import trial
+from caffe2_recurrent.rewriting.trials.timing import Seconds, Subject
 
 # It must be faster by this factor, in the step and in what is done before the loop.
 GAIN = 1.02
@@ -72,7 +76,7 @@ class GatesFirst(Rule):
                 return reason
             if len(loop.operators[joining.where[0]].input) > 2:
                 return "more than the slice of a sequence is added to it"
-        elif rows not in with_rows(loop, sizes) | loop.known_rows:
+        elif rows not in with_rows(loop, sizes) | loop.known.rows:
             return "'{}' is not known to have one row for each sequence".format(rows)
         region = _region(loop, site.where, sizes)
         if region is None:
@@ -106,7 +110,7 @@ class GatesFirst(Rule):
             for operator in loop.operators
             for made in (columns.in_blocks(loop, region, operator) if id(operator) in inside else [operator])
         ]
-        loop.known_rows -= region.blobs
+        loop.known.rows -= region.blobs
         # It knows by their names which operators have to wait for each other.
         switch_executor_off(loop)
 
@@ -220,7 +224,7 @@ def _subject(size: Size, is_first: bool) -> Subject:
     for operator in region:
         for blob in operator.output:
             loop.names.new(blob)
-    sizes = Sizes(shapes, loop.fed)
+    sizes = Sizes(shapes, loop.surroundings.fed)
     if is_first:
         passes.apply(GatesFirst(), loop, sizes, even_if_slower=True)
     for rule in (JoinedSequence(), PackedProducts(), ProductsOverSteps()):

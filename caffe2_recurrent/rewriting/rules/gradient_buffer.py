@@ -2,10 +2,12 @@
 
 from typing import Dict, Iterable, Optional, Set
 
-from caffe2_recurrent.loop import Loop, State
-from caffe2_recurrent.rewriting import dataflow, gradient_memory
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.parts import State
+from caffe2_recurrent.loops.sizes import Sizes
+from caffe2_recurrent.rewriting import gradient_memory
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.sizes import Sizes
+from caffe2_recurrent.rewriting.steps import dataflow
 from caffe2_recurrent.wiring import Link
 
 # Position of the gates among their inputs, and of the gates' gradient among their outputs. They, and Mul, read each
@@ -79,7 +81,7 @@ def _candidates(loop: Loop) -> Dict[str, str]:
     """Blobs of the forward step and, of the same shape, their gradients or what else may take their memory."""
     if loop.gradient is None:
         return {}
-    found = dict(loop.overwritten)
+    found = dict(loop.known.overwritten)
     for operator in loop.gradient.operators:
         if operator.type in GATES_OF:
             read, written = GATES_OF[operator.type]

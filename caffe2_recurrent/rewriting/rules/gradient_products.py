@@ -2,13 +2,13 @@
 
 from typing import Iterable, Optional
 
-from caffe2_recurrent.loop import Loop
-from caffe2_recurrent.rewriting import gradients_apart, net_products, shared_gradients
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.rewriting.emit import Emitter
-from caffe2_recurrent.rewriting.gradients_apart import Apart
-from caffe2_recurrent.rewriting.net_products import GRADIENT
+from caffe2_recurrent.rewriting.products import gradients_apart, net_products, shared_gradients
+from caffe2_recurrent.rewriting.products.gradients_apart import Apart
+from caffe2_recurrent.rewriting.products.net_products import GRADIENT
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.sizes import Sizes
 
 # A gradient in parts must be faster by this factor.
 GAIN = 1.02

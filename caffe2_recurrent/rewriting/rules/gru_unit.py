@@ -16,17 +16,18 @@ from typing import Iterable, List, NamedTuple, Optional
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.operators import new_operator
-from caffe2_recurrent.rewriting import dataflow, vectorised
+from caffe2_recurrent.rewriting.elementwise import vectorised
 from caffe2_recurrent.rewriting.emit import Emitter, aten_is_missing
-from caffe2_recurrent.rewriting.masks import step_mask, step_outside, why_no_mask
-from caffe2_recurrent.rewriting.padding import cut_if_possible, emit_only_inside
-from caffe2_recurrent.rewriting.rows import FEATURES
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.rewriting.step_shapes import shapes_before
-from caffe2_recurrent.sizes import Sizes
+from caffe2_recurrent.rewriting.sequences.masks import step_mask, step_outside, why_no_mask
+from caffe2_recurrent.rewriting.sequences.padding import cut_if_possible, emit_only_inside
+from caffe2_recurrent.rewriting.steps import dataflow
+from caffe2_recurrent.rewriting.steps.rows import FEATURES
+from caffe2_recurrent.rewriting.steps.step_shapes import shapes_before
 
 UNIT, UNIT_GRADIENT = "GRUUnit", "GRUUnitGradient"
 # Below this many elements of a state, `GRUUnit` is faster than half a dozen operators.
@@ -129,7 +130,7 @@ class GRUUnits(Rule):
             kept = () if again else (opened.update, opened.output, opened.share)
             loop.shared += [blob for blob in emitter.made if blob not in kept]
             if size is not None:
-                loop.columns.update(dict.fromkeys(kept, size))
+                loop.known.columns.update(dict.fromkeys(kept, size))
             _rewrite_gradient(loop, unit, past, backward, joining, None if again else opened, elements)
         if joining is not None:
             _remove_if_unread(loop, joining)
@@ -248,7 +249,7 @@ def _rewrite_gradient(
     splitting = None if joining is None else _splitting(loop, position, of_gates, joining)
     if splitting is None:
         if unit.gates in loop.shared:
-            loop.overwritten[unit.gates] = of_gates
+            loop.known.overwritten[unit.gates] = of_gates
         of_parts = Gates(*(emitter.blob("of_" + name) for name in Gates._fields))
         _emit_parts(emitter, opened, changing, of_parts)
         outputs = [of_gates, emitter.blob("sizes")]

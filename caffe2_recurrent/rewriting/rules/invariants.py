@@ -4,13 +4,13 @@ from typing import Iterable, List, Optional, Set, Union
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.backward.recompute import RANDOM_OPERATORS
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.operators import copied
-from caffe2_recurrent.recompute import RANDOM_OPERATORS
-from caffe2_recurrent.rewriting import versions
-from caffe2_recurrent.rewriting.repeatable import REPEATABLE
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.sizes import Sizes
+from caffe2_recurrent.rewriting.steps import versions
+from caffe2_recurrent.rewriting.steps.repeatable import REPEATABLE
 
 
 class Invariants(Rule):

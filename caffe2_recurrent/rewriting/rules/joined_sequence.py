@@ -6,19 +6,30 @@ from typing import Dict, Iterable, NamedTuple, Optional, Tuple
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
-from caffe2_recurrent.loop import Keeping, Loop
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.parts import Keeping
+from caffe2_recurrent.loops.sizes import Shape, Sizes
 from caffe2_recurrent.operators import SUM, as_bytes, new_operator
-from caffe2_recurrent.rewriting import dataflow, only_floats, passes, sigmoids, step_products, trial
+from caffe2_recurrent.rewriting import passes
+from caffe2_recurrent.rewriting.elementwise import only_floats
 from caffe2_recurrent.rewriting.emit import Emitter
-from caffe2_recurrent.rewriting.loop_subject import subject_of
-from caffe2_recurrent.rewriting.rows import DIMENSIONS, FEATURES, with_rows
+from caffe2_recurrent.rewriting.products import sigmoids, step_products
+from caffe2_recurrent.rewriting.products.step_products import (
+    COLUMNS,
+    MULTIPLICATION,
+    ROWS,
+    TRANSPOSED_ROWS,
+    weights_shape,
+)
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.rules.packed_products import PackedProducts, what_may_be_kept
 from caffe2_recurrent.rewriting.rules.products_over_steps import ProductsOverSteps
 from caffe2_recurrent.rewriting.rules.sequence_bias import SequenceBias
-from caffe2_recurrent.rewriting.step_products import COLUMNS, MULTIPLICATION, ROWS, TRANSPOSED_ROWS, weights_shape
-from caffe2_recurrent.rewriting.subjects import Seconds, Subject
-from caffe2_recurrent.sizes import Shape, Sizes
+from caffe2_recurrent.rewriting.steps import dataflow
+from caffe2_recurrent.rewriting.steps.rows import DIMENSIONS, FEATURES, with_rows
+from caffe2_recurrent.rewriting.trials import trial
+from caffe2_recurrent.rewriting.trials.step_subject import subject_of
+from caffe2_recurrent.rewriting.trials.timing import Seconds, Subject
 from caffe2_recurrent.wiring import Link
 
 # The product of a trial.
@@ -55,7 +66,7 @@ class JoinedSequence(Rule):
         if multiplying is None:
             return "the sum does not take the place of a product with weights that are the same in all steps"
         product = loop.operators[multiplying]
-        if not step_products.is_plain(product) or product.input[0] not in with_rows(loop, sizes) | loop.known_rows:
+        if not step_products.is_plain(product) or product.input[0] not in with_rows(loop, sizes) | loop.known.rows:
             return "'{}' is not known to have one row for each sequence".format(product.input[0])
         x, weights, bias = source_of(loop).input
         written = {blob for step in loop.steps for operator in step for blob in operator.output}
@@ -99,7 +110,7 @@ class JoinedSequence(Rule):
         if len(adding.input) == 1:
             del loop.operators[position]
         loop.operators[multiplying:multiplying] = emitter.operators
-        loop.known_rows |= {joined, slice_}
+        loop.known.rows |= {joined, slice_}
         like = None if loop.gradient is None else _like(loop, x, bias)
         loop.before[:] = [operator for operator in loop.before if operator is not source]
         loop.replace_first_sequence(x, slice_, like=like)
@@ -205,7 +216,7 @@ def _subject(size: Size, is_joined: bool) -> Subject:
     )
     if size.sigmoid:
         loop.operators.append(caffe2_pb2.OperatorDef.FromString(size.sigmoid))
-    sizes = Sizes(shapes, loop.fed)
+    sizes = Sizes(shapes, loop.surroundings.fed)
     if is_joined:
         passes.apply(JoinedSequence(), loop, sizes, even_if_slower=True)
     for rule in (PackedProducts(), ProductsOverSteps()):
@@ -250,7 +261,7 @@ def lone_product(
         loop.made[SequenceBias.name] = "sequence"
         loop.before.append(new_operator("FC", ["x", of_weights("v", 0), "c"], ["sequence"], beside, axis=FEATURES))
         loop.operators.append(new_operator(SUM, [RESULT, "x_t"], [RESULT], beside))
-    loop.known_rows.update(["h", "x_t"])
+    loop.known.rows.update(["h", "x_t"])
     return loop, shapes
 
 

@@ -5,13 +5,13 @@ from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple, Type
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.loop import Keeping, Loop
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.parts import Keeping
+from caffe2_recurrent.loops.sizes import Shape, Sizes
 from caffe2_recurrent.operator_arguments import integer, number
 from caffe2_recurrent.operators import SUM, copied
-from caffe2_recurrent.rewriting import dataflow, gradient_memory, own_sequence, passes, step_products, trial
-from caffe2_recurrent.rewriting.addends import products_at
-from caffe2_recurrent.rewriting.emit import Emitter, aten_is_missing
-from caffe2_recurrent.rewriting.lstm_forms import (
+from caffe2_recurrent.rewriting import gradient_memory, passes
+from caffe2_recurrent.rewriting.elementwise.lstm_forms import (
     FORMS,
     GATES,
     ONLY_SPLIT,
@@ -23,16 +23,28 @@ from caffe2_recurrent.rewriting.lstm_forms import (
     WithoutCandidate,
     make_form,
 )
-from caffe2_recurrent.rewriting.lstm_steps import Unit, UnitGradient, emit_backward, emit_factors, emit_gates, emit_step
-from caffe2_recurrent.rewriting.masks import step_mask, why_no_mask
-from caffe2_recurrent.rewriting.padding import cut_if_possible
+from caffe2_recurrent.rewriting.elementwise.lstm_steps import (
+    Unit,
+    UnitGradient,
+    emit_backward,
+    emit_factors,
+    emit_gates,
+    emit_step,
+)
+from caffe2_recurrent.rewriting.emit import Emitter, aten_is_missing
+from caffe2_recurrent.rewriting.products import step_products
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.rules.gates_first import GatesFirst
 from caffe2_recurrent.rewriting.rules.joined_sequence import RESULT, JoinedSequence, lone_product, subject_of_product
 from caffe2_recurrent.rewriting.rules.packed_products import PackedProducts, what_may_be_kept
 from caffe2_recurrent.rewriting.rules.products_over_steps import ProductsOverSteps
-from caffe2_recurrent.rewriting.subjects import Seconds, Subject
-from caffe2_recurrent.sizes import Shape, Sizes
+from caffe2_recurrent.rewriting.sequences import own_sequence
+from caffe2_recurrent.rewriting.sequences.masks import step_mask, why_no_mask
+from caffe2_recurrent.rewriting.sequences.padding import cut_if_possible
+from caffe2_recurrent.rewriting.steps import dataflow
+from caffe2_recurrent.rewriting.steps.addends import products_at
+from caffe2_recurrent.rewriting.trials import trial
+from caffe2_recurrent.rewriting.trials.timing import Seconds, Subject
 
 UNIT, UNIT_GRADIENT = "LSTMUnit", "LSTMUnitGradient"
 # What is read and written in a trial.
@@ -127,10 +139,10 @@ class LSTMUnits(Rule):
             opened = emit_gates(emitter, unit, form) if kept is None else form.opened_again(emitter, kept)
             bounded = form.bounded(emitter, unit.cell)
             factors = emit_factors(emitter, unit, form, opened, bounded)
-            loop.overwritten[kept or unit.gates] = gradient.of_gates
+            loop.known.overwritten[kept or unit.gates] = gradient.of_gates
         else:
-            loop.overwritten[factors.gates] = gradient.of_gates
-            loop.columns.update({factors.gates: len(GATES) * size, factors.cell: size, factors.forget: size})
+            loop.known.overwritten[factors.gates] = gradient.of_gates
+            loop.known.columns.update({factors.gates: len(GATES) * size, factors.cell: size, factors.forget: size})
         emit_backward(emitter, gradient, form, factors, mask, drop)
         loop.gradient.operators[backward : backward + 1] = [*map(copied, again), *emitter.operators]
 
@@ -270,7 +282,7 @@ def _subject_behind(product: Behind, form: Type[Form], size: int, trains: bool) 
     made = make_form(form, loop, size, product.rows * size, 0.0, trains)
     _emit_both_steps(emitter, unit, made, made.opened(emitter, RESULT), trains)
     loop.operators += emitter.operators
-    sizes = Sizes(shapes, loop.fed)
+    sizes = Sizes(shapes, loop.surroundings.fed)
     for rule in (GatesFirst(), JoinedSequence(), PackedProducts(), ProductsOverSteps()):
         passes.apply(rule, loop, sizes)
     return subject_of_product(loop, shapes)

@@ -5,22 +5,25 @@ from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.loop import Keeping, Loop
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.parts import Keeping
+from caffe2_recurrent.loops.sizes import Shape, Sizes
 from caffe2_recurrent.operator_arguments import argument, integer, set_arguments
 from caffe2_recurrent.operators import SUM, as_bytes, copied, new_operator
-from caffe2_recurrent.rewriting import columns, dataflow, passes, trial
-from caffe2_recurrent.rewriting.addends import is_needed, products_at
-from caffe2_recurrent.rewriting.columns import SPLIT
-from caffe2_recurrent.rewriting.loop_subject import subject_of
-from caffe2_recurrent.rewriting.onednn import Product
-from caffe2_recurrent.rewriting.overlap import has_threads_given, why_executor_pays
-from caffe2_recurrent.rewriting.rows import FEATURES
+from caffe2_recurrent.rewriting import passes
+from caffe2_recurrent.rewriting.products.onednn import Product
+from caffe2_recurrent.rewriting.products.sigmoids import sigmoid_of
+from caffe2_recurrent.rewriting.products.step_products import FC, read_product, weights_shape
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.rules.packed_products import PackedProducts, what_may_be_kept
-from caffe2_recurrent.rewriting.sigmoids import sigmoid_of
-from caffe2_recurrent.rewriting.step_products import FC, read_product, weights_shape
-from caffe2_recurrent.rewriting.subjects import Seconds, Subject
-from caffe2_recurrent.sizes import Shape, Sizes
+from caffe2_recurrent.rewriting.steps import columns, dataflow
+from caffe2_recurrent.rewriting.steps.addends import is_needed, products_at
+from caffe2_recurrent.rewriting.steps.columns import SPLIT
+from caffe2_recurrent.rewriting.steps.overlap import has_threads_given, why_executor_pays
+from caffe2_recurrent.rewriting.steps.rows import FEATURES
+from caffe2_recurrent.rewriting.trials import trial
+from caffe2_recurrent.rewriting.trials.step_subject import subject_of
+from caffe2_recurrent.rewriting.trials.timing import Seconds, Subject
 
 # It must be faster by this factor, in the step and in what is done before the loop.
 GAIN = 1.1
@@ -249,7 +252,7 @@ def _subject(size: Size, is_merged: bool) -> Subject:
         _merge(loop, (first, second), size.widths)
     if size.may_be_packed:
         # One product may be worth what two are not.
-        passes.apply(PackedProducts(), loop, Sizes(shapes, loop.fed))
+        passes.apply(PackedProducts(), loop, Sizes(shapes, loop.surroundings.fed))
     return subject_of(loop, loop.operators, shapes)
 
 
@@ -275,5 +278,5 @@ def _lone_gates(size: Size) -> Tuple[Loop, Dict[str, Shape]]:
         squashing.input[:], squashing.output[:] = [result], [gate]
         adding = new_operator(SUM, [result, parts[size.part + number]], [result], loop.forward)
         loop.operators += [product, adding, squashing]
-    loop.known_rows.add("h")
+    loop.known.rows.add("h")
     return loop, shapes

@@ -4,11 +4,11 @@ from typing import Iterable, List, Optional, Set, Tuple
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.operators import SUM, is_written_next, read_before_written
-from caffe2_recurrent.rewriting import dataflow
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.sizes import Sizes
+from caffe2_recurrent.rewriting.steps import dataflow
 
 Operators = List[caffe2_pb2.OperatorDef]
 

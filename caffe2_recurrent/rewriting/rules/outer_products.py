@@ -4,16 +4,17 @@ from typing import Iterable, NamedTuple, Optional, Tuple, Union
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.loop import Loop, Parameter
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.parts import Parameter
+from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.operators import new_operator
-from caffe2_recurrent.rewriting import dataflow
-from caffe2_recurrent.rewriting.over_steps import OverSteps, of_forward, of_gradient, vector_along
-from caffe2_recurrent.rewriting.rows import DIMENSIONS
+from caffe2_recurrent.rewriting.products.step_products import MULTIPLICATION
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.rewriting.step_products import MULTIPLICATION
-from caffe2_recurrent.rewriting.step_shapes import MAY_BE_LARGER, shapes_before
-from caffe2_recurrent.sizes import Sizes
+from caffe2_recurrent.rewriting.sequences.over_steps import OverSteps, of_forward, of_gradient, vector_along
+from caffe2_recurrent.rewriting.steps import dataflow
+from caffe2_recurrent.rewriting.steps.rows import DIMENSIONS
+from caffe2_recurrent.rewriting.steps.step_shapes import MAY_BE_LARGER, shapes_before
 
 
 class Factor(NamedTuple):

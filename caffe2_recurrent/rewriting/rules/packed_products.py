@@ -5,18 +5,20 @@ from typing import Iterable, List, Optional
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.executor import ENABLE
-from caffe2_recurrent.loop import Keeping, Loop
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.parts import Keeping
+from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.operator_arguments import remove_arguments
-from caffe2_recurrent.rewriting import kept_filters, product_ways, separate_rows, step_products, unchanged_weights
-from caffe2_recurrent.rewriting.overlap import has_threads_given, switch_executor_off, why_executor_pays
-from caffe2_recurrent.rewriting.product import Product
-from caffe2_recurrent.rewriting.rows import with_rows
+from caffe2_recurrent.rewriting import unchanged_weights
+from caffe2_recurrent.rewriting.products import kept_filters, product_ways, separate_rows, step_products
+from caffe2_recurrent.rewriting.products.product import Product
+from caffe2_recurrent.rewriting.products.sigmoids import with_sigmoid
+from caffe2_recurrent.rewriting.products.step_products import AS_IT_IS, GAIN, Size, seconds_of_step
+from caffe2_recurrent.rewriting.products.sums import sum_of, with_sum
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.rules.backward_loop import BackwardLoop
-from caffe2_recurrent.rewriting.sigmoids import with_sigmoid
-from caffe2_recurrent.rewriting.step_products import AS_IT_IS, GAIN, Size, seconds_of_step
-from caffe2_recurrent.rewriting.sums import sum_of, with_sum
-from caffe2_recurrent.sizes import Sizes
+from caffe2_recurrent.rewriting.steps.overlap import has_threads_given, switch_executor_off, why_executor_pays
+from caffe2_recurrent.rewriting.steps.rows import with_rows
 
 # The types of nets that run operators in the order in which they stand.
 IN_ORDER = ("", "simple")
@@ -48,7 +50,7 @@ class PackedProducts(Rule):
 
     def refusal(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
         if not product_ways.ways_of(1):
-            return "this Caffe2 has neither oneDNN nor NNPACK"
+            return product_ways.why_none()
         if has_threads_given(loop) and all(map(product_ways.is_by_onednn, product_ways.ways_of(1))):
             return "the RNN executor has been given threads of its own, and oneDNN would start some in each of them"
         operators, position = site.where
@@ -61,7 +63,7 @@ class PackedProducts(Rule):
         are_several = operator.type == step_products.MULTIPLICATION and len(shape) == 3 and shape[0] > 1
         if not (is_one or are_several) or not step_products.is_plain(operator):
             return "its weights '{}' are laid out in another way".format(weights)
-        if operator.input[0] not in with_rows(loop, sizes) | loop.known_rows:
+        if operator.input[0] not in with_rows(loop, sizes) | loop.known.rows:
             return "'{}' is not known to have one row for each sequence".format(operator.input[0])
         product = _read(loop, operator, sizes)
         if not product_ways.ways_of(product.parts):

@@ -4,17 +4,18 @@ from typing import Dict, Iterable, List, Optional, Set, Tuple, Union
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.loop import Gradient, Loop, Parameter
+from caffe2_recurrent.loops.loop import Gradient, Loop
+from caffe2_recurrent.loops.parts import Parameter
+from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.operator_arguments import argument, integer
 from caffe2_recurrent.operators import SUM, new_operator
-from caffe2_recurrent.rewriting import dataflow, gradient_parts
-from caffe2_recurrent.rewriting.gradient_parts import FC_GRADIENT, Parts
-from caffe2_recurrent.rewriting.over_steps import OverSteps, of_forward, of_gradient, vector_along
-from caffe2_recurrent.rewriting.rows import FEATURES, repeats, with_rows
+from caffe2_recurrent.rewriting.products.step_products import weights_shape
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.rewriting.step_products import weights_shape
-from caffe2_recurrent.rewriting.step_shapes import MAY_BE_LARGER, shapes_before
-from caffe2_recurrent.sizes import Sizes
+from caffe2_recurrent.rewriting.sequences.over_steps import OverSteps, of_forward, of_gradient, vector_along
+from caffe2_recurrent.rewriting.steps import dataflow, gradient_parts
+from caffe2_recurrent.rewriting.steps.gradient_parts import FC_GRADIENT, Parts
+from caffe2_recurrent.rewriting.steps.rows import FEATURES, repeats, with_rows
+from caffe2_recurrent.rewriting.steps.step_shapes import MAY_BE_LARGER, shapes_before
 
 
 class ParameterGradients(Rule):
@@ -62,7 +63,7 @@ class ParameterGradients(Rule):
             _finish(loop, outer_shares, parameter)
             gradient.parameters.remove(parameter)
         # Those of blobs that have rows.
-        loop.known_rows.update(parts.of_output for parts in group.values())
+        loop.known.rows.update(parts.of_output for parts in group.values())
         kept: List[caffe2_pb2.OperatorDef] = []
         for position, operator in enumerate(gradient.operators):
             if position in group:

@@ -5,22 +5,22 @@ from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.loop import Loop
-from caffe2_recurrent.rewriting import (
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.sizes import Shape, Sizes
+from caffe2_recurrent.rewriting.products import (
     gradients_apart,
     net_products,
     onednn,
     onednn_over_steps,
     separate_rows,
     shared_gradients,
-    trial,
 )
-from caffe2_recurrent.rewriting.net_products import GRADIENT, PRODUCT
-from caffe2_recurrent.rewriting.onednn_over_steps import Layout, Shared, layouts
+from caffe2_recurrent.rewriting.products.net_products import GRADIENT, PRODUCT
+from caffe2_recurrent.rewriting.products.onednn_over_steps import Layout, Shared, layouts
+from caffe2_recurrent.rewriting.products.step_products import GAIN, weights_shape
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.rewriting.step_products import GAIN, weights_shape
-from caffe2_recurrent.rewriting.subjects import Seconds, Subject
-from caffe2_recurrent.sizes import Shape, Sizes
+from caffe2_recurrent.rewriting.trials import trial
+from caffe2_recurrent.rewriting.trials.timing import Seconds, Subject
 
 # Multiplications in a trial.
 ENOUGH = 7e9
@@ -57,8 +57,9 @@ class ProductsOverSteps(Rule):
         return net_products.sites(loop, (PRODUCT, GRADIENT))
 
     def refusal(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
-        if onednn.is_missing():
-            return "this Caffe2 has no oneDNN"
+        reason = onednn.why_not()
+        if reason is not None:
+            return reason
         operators, position = site.where
         operator = operators[position]
         reason = net_products.why_not(loop, operator, sizes)
@@ -92,10 +93,10 @@ class ProductsOverSteps(Rule):
         operator, key = operators[position], ("onednn", "copy of the gradient", layout.outer)
         if net_products.is_sink(loop, operators):
             return Shared(loop.made[key], True) if key in loop.made else None
-        if operators is not loop.after_gradient or operator.type != GRADIENT or len(loop.sinks) != 1:
+        if operators is not loop.after_gradient or operator.type != GRADIENT or len(loop.surroundings.sinks) != 1:
             return None
-        (sink,) = loop.sinks
-        second = Site("", (loop.around[sink], 0))
+        (sink,) = loop.surroundings.sinks
+        second = Site("", (loop.surroundings.products[sink], 0))
         assert loop.gradient is not None
         if operator.input[2] != loop.gradient.sequence or key in loop.made:
             return None

@@ -4,16 +4,16 @@ from typing import Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.operators import SUM
-from caffe2_recurrent.rewriting import dataflow
-from caffe2_recurrent.rewriting.addends import is_needed
+from caffe2_recurrent.rewriting.elementwise.scaling import scalings, why_not_by_vectors
 from caffe2_recurrent.rewriting.emit import ATEN
-from caffe2_recurrent.rewriting.rows import FEATURES, with_rows
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.rewriting.scaling import scalings, why_not_by_vectors
-from caffe2_recurrent.sizes import Sizes
+from caffe2_recurrent.rewriting.steps import dataflow
+from caffe2_recurrent.rewriting.steps.addends import is_needed
+from caffe2_recurrent.rewriting.steps.rows import FEATURES, with_rows
 
 LINEAR = "ElementwiseLinear"
 

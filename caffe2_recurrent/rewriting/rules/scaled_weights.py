@@ -2,15 +2,16 @@
 
 from typing import Iterable, Optional
 
-from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.operators import SUM
-from caffe2_recurrent.rewriting import dataflow, step_products
-from caffe2_recurrent.rewriting.addends import is_needed, products_at
+from caffe2_recurrent.rewriting.elementwise.scaling import scalings, why_not_by_vectors, why_not_weights
 from caffe2_recurrent.rewriting.emit import ATEN
+from caffe2_recurrent.rewriting.products import step_products
+from caffe2_recurrent.rewriting.products.step_products import weights_shape
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.rewriting.scaling import scalings, why_not_by_vectors, why_not_weights
-from caffe2_recurrent.rewriting.step_products import weights_shape
-from caffe2_recurrent.sizes import Sizes
+from caffe2_recurrent.rewriting.steps import dataflow
+from caffe2_recurrent.rewriting.steps.addends import is_needed, products_at
 
 
 class ScaledWeights(Rule):

@@ -6,16 +6,18 @@ from typing import Dict, Iterable, List, NamedTuple, Optional
 import numpy as np
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.loop import Loop, Parameter
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.parts import Parameter
+from caffe2_recurrent.loops.sizes import Shape, Sizes
 from caffe2_recurrent.operator_arguments import argument, integer, set_arguments
 from caffe2_recurrent.operators import is_on_onednn, new_operator
-from caffe2_recurrent.rewriting import dataflow, trial
 from caffe2_recurrent.rewriting.emit import ATEN, Emitter, aten_is_missing
-from caffe2_recurrent.rewriting.rows import DIMENSIONS, FEATURES
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.rewriting.step_shapes import MAY_BE_LARGER, shapes_before
-from caffe2_recurrent.rewriting.subjects import Seconds, Subject, result
-from caffe2_recurrent.sizes import Shape, Sizes
+from caffe2_recurrent.rewriting.steps import dataflow
+from caffe2_recurrent.rewriting.steps.rows import DIMENSIONS, FEATURES
+from caffe2_recurrent.rewriting.steps.step_shapes import MAY_BE_LARGER, shapes_before
+from caffe2_recurrent.rewriting.trials import trial
+from caffe2_recurrent.rewriting.trials.timing import Seconds, Subject, result
 
 SCORE, SQUASH, ADD = "FCGradient", "TanhGradient", "AddGradient"
 # Ways to sum over 100 positions for 16 sequences of 128: 9 and 23 us with one thread, 169 and 14 with two.

@@ -5,18 +5,19 @@ from typing import Iterable, List, Optional
 import numpy as np
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.operator_arguments import argument, integer, set_arguments
 from caffe2_recurrent.operators import SUM, copied, new_operator
-from caffe2_recurrent.rewriting import dataflow, own_sequence
-from caffe2_recurrent.rewriting.addends import is_in_backward_step, products_at
+from caffe2_recurrent.rewriting.elementwise.scaling import why_not_weights
 from caffe2_recurrent.rewriting.emit import ATEN, is_aten
-from caffe2_recurrent.rewriting.rows import FEATURES, with_rows
+from caffe2_recurrent.rewriting.products.step_products import MULTIPLICATION, has_weights_in_rows, weights_shape
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.rules.unrolled_steps import UnrolledSteps
-from caffe2_recurrent.rewriting.scaling import why_not_weights
-from caffe2_recurrent.rewriting.step_products import MULTIPLICATION, has_weights_in_rows, weights_shape
-from caffe2_recurrent.sizes import Sizes
+from caffe2_recurrent.rewriting.sequences import own_sequence
+from caffe2_recurrent.rewriting.steps import dataflow
+from caffe2_recurrent.rewriting.steps.addends import is_in_backward_step, products_at
+from caffe2_recurrent.rewriting.steps.rows import FEATURES, with_rows
 
 # With fewer rows in the whole sequence, there is nothing to be gained.
 FEWEST_ROWS = 128
@@ -59,7 +60,7 @@ class SequenceBias(Rule):
         if len(products) > 1:
             return "it adds several products"
         product = loop.operators[products[0]]
-        if integer(product, "axis", 1) != FEATURES or product.input[0] not in with_rows(loop, sizes) | loop.known_rows:
+        if integer(product, "axis", 1) != FEATURES or product.input[0] not in with_rows(loop, sizes) | loop.known.rows:
             return "'{}' is not known to have one row for each sequence".format(product.input[0])
         scale = _scale(loop.operators[position])
         if not loop.references.issuperset([product.input[2], *scale]):

@@ -4,12 +4,14 @@ from typing import Iterable, List, NamedTuple, Optional
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.operators import SUM, new_operator
-from caffe2_recurrent.rewriting import dataflow, gradient_memory, over_steps
-from caffe2_recurrent.rewriting.gradient_parts import ELEMENTWISE_LINEAR_GRADIENT
+from caffe2_recurrent.rewriting import gradient_memory
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.sizes import Sizes
+from caffe2_recurrent.rewriting.sequences import over_steps
+from caffe2_recurrent.rewriting.steps import dataflow
+from caffe2_recurrent.rewriting.steps.gradient_parts import ELEMENTWISE_LINEAR_GRADIENT
 
 PRODUCT = "Mul"
 

@@ -4,13 +4,15 @@ from typing import Iterable, List, Optional
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.operators import SUM, copied
-from caffe2_recurrent.rewriting import dataflow, gradient_memory, own_sequence, versions
-from caffe2_recurrent.rewriting.dataflow import Operators
-from caffe2_recurrent.rewriting.repeatable import REPEATABLE
+from caffe2_recurrent.rewriting import gradient_memory
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.sizes import Sizes
+from caffe2_recurrent.rewriting.sequences import own_sequence
+from caffe2_recurrent.rewriting.steps import dataflow, versions
+from caffe2_recurrent.rewriting.steps.dataflow import Operators
+from caffe2_recurrent.rewriting.steps.repeatable import REPEATABLE
 
 
 class SequenceInPlace(Rule):

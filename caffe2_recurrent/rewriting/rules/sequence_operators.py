@@ -10,13 +10,13 @@ from typing import Iterable, Optional
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.operators import copied, is_on_onednn
-from caffe2_recurrent.rewriting import dataflow, versions
-from caffe2_recurrent.rewriting.rows import FEATURES
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.sizes import Sizes
+from caffe2_recurrent.rewriting.steps import dataflow, versions
+from caffe2_recurrent.rewriting.steps.rows import FEATURES
 from caffe2_recurrent.wiring import Link
 
 PRODUCTS = frozenset(["FC", "FCTransposed"])

@@ -2,14 +2,15 @@
 
 from typing import Iterable, Optional
 
-from caffe2_recurrent.loop import Keeping, Loop
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.parts import Keeping
+from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.operators import is_on_onednn, new_operator
 from caffe2_recurrent.rewriting import unchanged_weights
+from caffe2_recurrent.rewriting.products.step_products import AS_IT_IS, FC, GAIN, TRANSPOSED, Size, seconds_of_step
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.rules.unchanged_weights import WHEN_CHANGED, seconds
-from caffe2_recurrent.rewriting.step_products import AS_IT_IS, FC, GAIN, TRANSPOSED, Size, seconds_of_step
-from caffe2_recurrent.sizes import Sizes
 
 
 class TransposedWeights(Rule):

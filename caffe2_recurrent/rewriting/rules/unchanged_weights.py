@@ -6,12 +6,13 @@ from typing import Dict, Iterable, Optional, Tuple
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.sizes import Shape, Sizes
 from caffe2_recurrent.operators import read_before_written
-from caffe2_recurrent.rewriting import same_weights, trial, unchanged_weights
+from caffe2_recurrent.rewriting import same_weights, unchanged_weights
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.rewriting.subjects import Seconds, Subject
-from caffe2_recurrent.sizes import Shape, Sizes
+from caffe2_recurrent.rewriting.trials import trial
+from caffe2_recurrent.rewriting.trials.timing import Seconds, Subject
 
 # A trial must be faster by this factor.
 GAIN = 1.1

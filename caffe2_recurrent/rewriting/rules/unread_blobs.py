@@ -3,11 +3,11 @@
 from typing import Iterable, List, Optional, Set
 
 from caffe2_recurrent.executor import ENABLE
-from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.operators import SHOWING
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.sizes import Sizes
 
 
 class UnreadBlobs(Rule):

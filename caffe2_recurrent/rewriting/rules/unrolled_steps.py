@@ -5,15 +5,19 @@ from typing import Dict, FrozenSet, Iterable, Optional, Set
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.loop import Loop, Unrolled
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.parts import Unrolled
+from caffe2_recurrent.loops.sizes import Shape, Sizes
 from caffe2_recurrent.operator_arguments import STATES, strings
 from caffe2_recurrent.operators import SHOWING, is_on_onednn
-from caffe2_recurrent.rewriting import kept_filters, loop_trial, overlap, row_biases, step_shapes, unrolled
+from caffe2_recurrent.rewriting import unrolled
 from caffe2_recurrent.rewriting.backward_pass import state_gradients
-from caffe2_recurrent.rewriting.nnpack import is_by_nnpack
-from caffe2_recurrent.rewriting.rows import DIMENSIONS
+from caffe2_recurrent.rewriting.products import kept_filters, row_biases
+from caffe2_recurrent.rewriting.products.nnpack import is_by_nnpack
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.sizes import Shape, Sizes
+from caffe2_recurrent.rewriting.steps import overlap, step_shapes
+from caffe2_recurrent.rewriting.steps.rows import DIMENSIONS
+from caffe2_recurrent.rewriting.trials import loop_trial
 
 # Operators and links of all steps. From here on they do not stay in the cache from run to run, and a training loop is
 # made two by `backward_loop`.
@@ -117,7 +121,7 @@ def _with_rows(loop: Loop, condition: str, shapes: Dict[str, Optional[Shape]]) -
 def _why_not_in_company(loop: Loop) -> Optional[str]:
     """Whoever makes a convolution makes anew the lock that it finds, and a convolution under way loses it."""
     by_nnpack = any(is_by_nnpack(operator) for operators in loop.steps for operator in operators)
-    if loop.has_company and by_nnpack:
+    if loop.surroundings.has_company and by_nnpack:
         return (
             "another loop may run at the same time, and products by NNPACK have no memory of their own outside a loop"
         )
@@ -143,9 +147,9 @@ def _why_not_forward(loop: Loop) -> Optional[str]:
             return "a step does not write one new value of '{}'".format(outer)
     if any(operator.type in SHOWING for operators in loop.steps for operator in operators):
         return "a step shows a blob under another name"
-    if loop.written_outside:
+    if loop.surroundings.written_outside:
         # Written out, all values and the last one are no longer the same memory.
-        return "an operator writes to '{}' in its place".format(min(loop.written_outside))
+        return "an operator writes to '{}' in its place".format(min(loop.surroundings.written_outside))
     for alias in loop.aliases:
         if alias.offset not in (1, -1):
             return "'{}' is another part of '{}' than all values or the last one".format(

@@ -5,16 +5,16 @@ from typing import Dict, Iterable, List, NamedTuple, Optional
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.operator_arguments import integer
-from caffe2_recurrent.rewriting import trial
 from caffe2_recurrent.rewriting.emit import Emitter
-from caffe2_recurrent.rewriting.gradient_parts import ELEMENTWISE_LINEAR_GRADIENT
-from caffe2_recurrent.rewriting.gradients_apart import sums_of_columns
-from caffe2_recurrent.rewriting.rows import FEATURES
+from caffe2_recurrent.rewriting.products.gradients_apart import sums_of_columns
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.rewriting.subjects import Seconds, Subject
-from caffe2_recurrent.sizes import Sizes
+from caffe2_recurrent.rewriting.steps.gradient_parts import ELEMENTWISE_LINEAR_GRADIENT
+from caffe2_recurrent.rewriting.steps.rows import FEATURES
+from caffe2_recurrent.rewriting.trials import trial
+from caffe2_recurrent.rewriting.trials.timing import Seconds, Subject
 
 # In parts it must be faster by this factor.
 GAIN = 1.02

@@ -5,17 +5,18 @@ from typing import Dict, Iterable, List, NamedTuple, Optional
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.sizes import Shape, Sizes
 from caffe2_recurrent.operator_arguments import integer, integers
 from caffe2_recurrent.operators import is_on_onednn, new_operator
-from caffe2_recurrent.rewriting import dataflow, trial
 from caffe2_recurrent.rewriting.emit import Emitter
-from caffe2_recurrent.rewriting.rows import DIMENSIONS
+from caffe2_recurrent.rewriting.products.step_products import AS_IT_IS, GAIN, MULTIPLICATION
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.rewriting.step_products import AS_IT_IS, GAIN, MULTIPLICATION
-from caffe2_recurrent.rewriting.step_shapes import MAY_BE_LARGER, shapes_before
-from caffe2_recurrent.rewriting.subjects import Seconds, Subject
-from caffe2_recurrent.sizes import Shape, Sizes
+from caffe2_recurrent.rewriting.steps import dataflow
+from caffe2_recurrent.rewriting.steps.rows import DIMENSIONS
+from caffe2_recurrent.rewriting.steps.step_shapes import MAY_BE_LARGER, shapes_before
+from caffe2_recurrent.rewriting.trials import trial
+from caffe2_recurrent.rewriting.trials.timing import Seconds, Subject
 
 # The matrices as they lie; or transposed, once before the loop.
 AS_THEY_LIE, LAID_OUT = "as they lie", "laid out"

@@ -4,12 +4,12 @@ from typing import Iterable, List, Optional
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.loop import Loop
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.operator_arguments import integer, number
 from caffe2_recurrent.operators import SUM
-from caffe2_recurrent.rewriting import dataflow
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.sizes import Sizes
+from caffe2_recurrent.rewriting.steps import dataflow
 
 
 class ZeroGradients(Rule):

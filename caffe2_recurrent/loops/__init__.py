@@ -1,0 +1,1 @@
+"""The loops of a net as values: read, found by their outputs, held against shapes."""

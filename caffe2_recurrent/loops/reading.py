@@ -1,0 +1,121 @@
+"""The loops of a net, however they were built: operators -> Loop."""
+
+from typing import Dict, List, Optional
+
+from caffe2.proto import caffe2_pb2
+
+from caffe2_recurrent.arguments import DEFAULT_TIMESTEP
+from caffe2_recurrent.backward.gradient_maker import POSITIONS
+from caffe2_recurrent.blob_names import Names, all_names
+from caffe2_recurrent.loops.loop import Gradient, Loop
+from caffe2_recurrent.loops.parts import Original, Parameter, State
+from caffe2_recurrent.loops.surroundings import add_surroundings
+from caffe2_recurrent.operator_arguments import (
+    BACKWARD_STEP_NET,
+    INITIAL,
+    PARAMETER_GRADIENTS,
+    PARAMETERS,
+    RECOMPUTED,
+    RENAMED,
+    STATES,
+    STEP_NET,
+    integers,
+    string,
+    strings,
+)
+from caffe2_recurrent.operator_arguments import net as net_argument
+from caffe2_recurrent.operators import GRADIENT_OPERATOR, OPERATOR, copied
+from caffe2_recurrent.wiring import Alias, Link
+
+
+def read_loops(net: caffe2_pb2.NetDef) -> Dict[int, Loop]:
+    """The loops of a net by the position of their forward operator."""
+    names = Names(all_names(net))
+    gradients = {operator.input[-1]: operator for operator in net.op if operator.type == GRADIENT_OPERATOR}
+    loops = {
+        position: _read(operator, gradients.get(operator.output[-1]), names)
+        for position, operator in enumerate(net.op)
+        if operator.type == OPERATOR
+    }
+    add_surroundings(net, loops)
+    return loops
+
+
+def _read(operator: caffe2_pb2.OperatorDef, gradient_operator: Optional[caffe2_pb2.OperatorDef], names: Names) -> Loop:
+    forward = copied(operator)
+    net = net_argument(forward, STEP_NET)
+    states = [
+        State(outer, operator.input[position])
+        for outer, position in zip(strings(forward, STATES), integers(forward, INITIAL))
+    ]
+    outputs = list(operator.output)
+    aliases = [
+        Alias(*parts)
+        for parts in zip(
+            strings(forward, "alias_src"),
+            strings(forward, "alias_dst"),
+            integers(forward, "alias_offset"),
+        )
+    ]
+    loop = Loop(
+        name=outputs[0],
+        forward=forward,
+        net=net,
+        operators=[copied(step_operator) for step_operator in net.op],
+        inputs=list(operator.input),
+        outputs=outputs,
+        states=states,
+        links=read_links(forward, "link"),
+        aliases=aliases,
+        timestep=string(forward, "timestep", DEFAULT_TIMESTEP),
+        shared=strings(forward, RECOMPUTED),
+        gradient=None if gradient_operator is None else _read_gradient(operator, gradient_operator),
+        names=names,
+    )
+    loop.original = Original(tuple(loop.shared), frozenset(link.inner for link in loop.all_links))
+    return loop
+
+
+def _read_gradient(forward: caffe2_pb2.OperatorDef, original: caffe2_pb2.OperatorDef) -> Gradient:
+    operator = copied(original)
+    renamed = read_renames(operator)
+
+    def current(link: Link) -> Link:
+        return Link(renamed.get(link.inner, link.inner), renamed.get(link.outer, link.outer), link.offset)
+
+    net = net_argument(operator, BACKWARD_STEP_NET)
+    positions = integers(operator, PARAMETERS)
+    # The engine counts the outputs: one sequence, the parameters, the states.
+    outputs = list(operator.output)
+    states = len(integers(operator, INITIAL))
+    of_parameters = outputs[1 : 1 + len(positions)]
+    # Without the argument the step calls a gradient as the outer net does.
+    inner = strings(operator, PARAMETER_GRADIENTS) or of_parameters
+    parameters = [
+        Parameter(forward.input[position], renamed.get(inner_gradient, inner_gradient), outer_gradient)
+        for position, inner_gradient, outer_gradient in zip(positions, inner, of_parameters)
+    ]
+    return Gradient(
+        operator=operator,
+        net=net,
+        operators=[copied(step_operator) for step_operator in net.op],
+        incoming=list(operator.input[: len(integers(operator, POSITIONS))]),
+        like=operator.input[len(integers(operator, POSITIONS))],
+        sequence=outputs[0],
+        parameters=parameters,
+        initial=outputs[1 + len(positions) : 1 + len(positions) + states],
+        others=outputs[1 + len(positions) + states :],
+        links=[current(link) for link in read_links(operator, "link")],
+        backward_links=[current(link) for link in read_links(operator, "backward_link")],
+    )
+
+
+def read_renames(operator: caffe2_pb2.OperatorDef) -> Dict[str, str]:
+    """The blobs that a gradient operator calls by other names than the forward operator says."""
+    return {given.name[: -len(RENAMED)]: given.s.decode() for given in operator.arg if given.name.endswith(RENAMED)}
+
+
+def read_links(operator: caffe2_pb2.OperatorDef, prefix: str) -> List[Link]:
+    """The links in the arguments `<prefix>_internal`, `_external` and `_offset`."""
+    parts = (strings(operator, prefix + ending) for ending in ("_internal", "_external"))
+    return [Link(*values) for values in zip(*parts, integers(operator, prefix + "_offset"))]

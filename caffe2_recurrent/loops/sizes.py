@@ -1,0 +1,208 @@
+"""The sizes of outer blobs, as far as they are known when a net is optimised.
+
+They come from the caller, from blobs that are in the workspace, and from Caffe2's own shape inference over the
+operators before the loop.
+"""
+
+import itertools
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+
+from caffe2.proto import caffe2_pb2
+from caffe2.python import workspace
+
+from caffe2_recurrent import workspace_blobs
+from caffe2_recurrent.loops.loop import Loop, laid_out_when_changed, stands_for_loop
+from caffe2_recurrent.operator_arguments import INITIAL, STATES, integers, string, strings
+from caffe2_recurrent.operator_arguments import net as net_argument
+from caffe2_recurrent.operators import GRADIENT_OPERATOR, OPERATOR, is_on_onednn, read_before_written
+
+Shape = Tuple[int, ...]
+# Turns each sequence round, for the loop that runs over it from its end.
+TURNING = "ReversePackedSegs"
+# What they make is shaped like their first input, of which not every Caffe2 says something.
+LIKE_THE_FIRST = frozenset(
+    [TURNING, "ElementwiseLinear", "SequenceMask", "SigmoidGradient", "SoftmaxGradient", "TanhGradient"]
+)
+# In place of one: a prime, so that it is not taken for another size, or for a product of some.
+SEVERAL = 1009
+
+
+class Sizes:
+    """Shapes of outer blobs by name; None where one is not known. Those of `parameters` never change."""
+
+    def __init__(self, shapes: Mapping[str, Shape], parameters: Iterable[str] = ()) -> None:
+        self._shapes, self._parameters = dict(shapes), frozenset(parameters)
+
+    def shape(self, outer: str) -> Optional[Shape]:
+        return self._shapes.get(outer)
+
+    def is_parameter(self, outer: str) -> bool:
+        """Whether it is one of those that `init_net` makes."""
+        return outer in self._parameters
+
+    def add(self, outer: str, like: str) -> None:
+        """A blob that a rule adds has the shape of another one, if that is known."""
+        if like in self._shapes:
+            self._shapes[outer] = self._shapes[like]
+
+    def set(self, outer: str, shape: Shape) -> None:
+        """A blob that a rule adds has this shape."""
+        self._shapes[outer] = shape
+
+    def when_larger(self) -> "Sizes":
+        """The same, but for what is one now: in a later run it may be several, unless it is of a parameter.
+
+        So one sequence is told from a blob that has but one row whatever the net is fed.
+        """
+        several = {
+            blob: shape if blob in self._parameters else tuple(SEVERAL if size == 1 else size for size in shape)
+            for blob, shape in self._shapes.items()
+        }
+        return Sizes(several, self._parameters)
+
+    def made_by(self, operators: Sequence[caffe2_pb2.OperatorDef]) -> Dict[str, Shape]:
+        """The shapes of what operators compute that a rule has put in front of a loop."""
+        found = dict(self._shapes)
+        for operator in itertools.chain.from_iterable(map(_as_before, operators)):
+            known = {blob: found[blob] for blob in operator.input if blob in found}
+            if operator.type == "Transpose" and operator.input[0] in known:
+                # Of which older Caffe2s say nothing, but that its axes were invalid.
+                found[operator.output[0]] = _transposed(known[operator.input[0]], integers(operator, "axes"))
+            elif not is_on_onednn(operator):
+                found.update(_inferred([operator], known))
+        return found
+
+    def steps(self, loop: Loop) -> Optional[int]:
+        """T, if it is known. One of no steps says nothing of how many there will be."""
+        sequence = self.shape(loop.inputs[0])
+        return (sequence[0] or None) if sequence else None
+
+    def batch(self, loop: Loop) -> Optional[int]:
+        """N, if it is known from the sequence or from an initial state. No sequences say nothing either."""
+        shapes = [self.shape(loop.inputs[0]), *(self.shape(state.outer_initial) for state in loop.states)]
+        axes = [-2] * len(shapes)
+        axes[0] = 1
+        return next((shape[axis] for shape, axis in zip(shapes, axes) if shape and len(shape) > 1), None) or None
+
+    def state_size(self, loop: Loop, inner: str) -> Optional[int]:
+        """D of the state that the step-net blob `inner` is linked to, if it is known."""
+        link = loop.link(inner)
+        initial = next(
+            (state.outer_initial for state in loop.states if link and state.outer_states == link.outer), None
+        )
+        shape = self.shape(initial) if initial is not None else None
+        return shape[-1] if shape else None
+
+
+def find_sizes(
+    net: caffe2_pb2.NetDef, init_net: Optional[caffe2_pb2.NetDef], given_shapes: Mapping[str, Shape]
+) -> Sizes:
+    """What is known about the blobs of `net`: what was given, what the workspace holds, and what follows from both.
+
+    `init_net` makes the parameters, which need not have happened yet.
+    """
+    parameters = made_by_init_net(init_net)
+    known = shapes_of_inputs(net, parameters, given_shapes)
+    return Sizes({**_through_loops(net, known), **known}, parameters)
+
+
+def made_by_init_net(init_net: Optional[caffe2_pb2.NetDef]) -> Dict[str, Shape]:
+    return _inferred([] if init_net is None else list(init_net.op), {})
+
+
+def shapes_of_inputs(
+    net: caffe2_pb2.NetDef, parameters: Mapping[str, Shape], given_shapes: Mapping[str, Shape]
+) -> Dict[str, Shape]:
+    """Those of what the net reads from outside: as they were given, or are in the workspace, or will be."""
+    # What the net makes may still be there from a run with other sizes. What it updates, it reads first.
+    inputs = read_before_written(net.op)
+    shapes = {blob: workspace_blobs.shape(blob) for blob in inputs if blob not in given_shapes}
+    known = {blob: shape for blob, shape in shapes.items() if shape is not None}
+    return {**parameters, **known, **given_shapes}
+
+
+def _transposed(shape: Shape, axes: Sequence[int]) -> Shape:
+    return tuple(shape[axis] for axis in axes) if axes else shape[::-1]
+
+
+def _through_loops(net: caffe2_pb2.NetDef, known: Mapping[str, Shape]) -> Dict[str, Shape]:
+    """Caffe2 infers nothing about the outputs of loops, and so of what stands behind one; each is done in turn."""
+    found = dict(known)
+    before: List[caffe2_pb2.OperatorDef] = []
+    for operator in itertools.chain.from_iterable(map(_as_before, net.op)):
+        if operator.type == OPERATOR:
+            found.update(_inferred(before, found))
+            found.update(loop_outputs(operator, found))
+        elif not operator.is_gradient_op and operator.type != GRADIENT_OPERATOR and not is_on_onednn(operator):
+            before.append(operator)
+    return found
+
+
+def _as_before(operator: caffe2_pb2.OperatorDef) -> Iterable[caffe2_pb2.OperatorDef]:
+    """What a product by oneDNN stands for, or steps that are written out: the other branch of their `If`; and the
+    operators that lay out weights."""
+    laid_out = laid_out_when_changed(operator)
+    if laid_out:
+        return itertools.chain.from_iterable(map(_as_before, laid_out))
+    is_product = operator.type == "If" and any(map(is_on_onednn, net_argument(operator, "then_net").op))
+    return net_argument(operator, "else_net").op if is_product or stands_for_loop(operator) else [operator]
+
+
+def loop_outputs(operator: caffe2_pb2.OperatorDef, known: Mapping[str, Shape]) -> Dict[str, Shape]:
+    """`[T, N, D]` and `[1, N, D]` for the outputs of a loop, as far as sequence and initial values are known."""
+    sequence = known.get(operator.input[0])
+    found: Dict[str, Shape] = {}
+    sizes = {
+        state: known[operator.input[position]][-1]
+        for state, position in zip(strings(operator, STATES), integers(operator, INITIAL))
+        if known.get(operator.input[position])
+    }
+    if sequence is None or len(sequence) < 2:
+        return {}
+    aliases = zip(*(strings(operator, "alias_" + end) for end in ("src", "dst")), integers(operator, "alias_offset"))
+    for state, output, offset in aliases:
+        if state in sizes:
+            steps = sequence[0] if offset == 1 else 1
+            found[output] = (steps, sequence[1], sizes[state])
+    return found
+
+
+def _known_to_caffe2(operator: caffe2_pb2.OperatorDef) -> Sequence[caffe2_pb2.OperatorDef]:
+    """An operator of whose shapes Caffe2 can say something, or several, in the place of one of which it cannot."""
+    if operator.type in LIKE_THE_FIRST:
+        return [caffe2_pb2.OperatorDef(type="Copy", input=operator.input[:1], output=operator.output[:1])]
+    if _is_addcmul(operator):
+        first, *factors = operator.input
+        product = operator.output[0] + "_product"
+        return [
+            caffe2_pb2.OperatorDef(type="Mul", input=factors, output=[product]),
+            caffe2_pb2.OperatorDef(type="Add", input=[first, product], output=operator.output),
+        ]
+    return [operator]
+
+
+def _is_addcmul(operator: caffe2_pb2.OperatorDef) -> bool:
+    return operator.type == "ATen" and string(operator, "operator", "") == "addcmul"
+
+
+def _with_known_inputs(
+    operators: List[caffe2_pb2.OperatorDef], known: Mapping[str, Shape]
+) -> Iterable[caffe2_pb2.OperatorDef]:
+    """Caffe2 passes over the others, with a warning for each, and takes it that what ATen gives has no dimensions."""
+    found = set(known)
+    for operator in operators:
+        if found.issuperset(operator.input) and (operator.type != "ATen" or _is_addcmul(operator)):
+            found.update(operator.output)
+            yield operator
+
+
+def _inferred(operators: List[caffe2_pb2.OperatorDef], known: Mapping[str, Shape]) -> Dict[str, Shape]:
+    net = caffe2_pb2.NetDef()
+    for operator in _with_known_inputs(operators, known):
+        net.op.extend(_known_to_caffe2(operator))
+    dimensions = {blob: list(shape) for blob, shape in known.items()}
+    try:
+        found, _ = workspace.InferShapesAndTypes([net], dimensions, nets_proto=True)
+    except (RuntimeError, TypeError):
+        return {}
+    return {blob: tuple(int(size) for size in shape) for blob, shape in found.items() if shape}

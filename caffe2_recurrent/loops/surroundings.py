@@ -1,0 +1,154 @@
+"""What stands around a loop in its net and belongs to it: operators that make its sequences or go on from gradients."""
+
+import itertools
+from collections import Counter
+from typing import Dict, Iterator, List, Mapping, Sequence, Set
+
+from caffe2.proto import caffe2_pb2
+
+from caffe2_recurrent.blob_names import all_names
+from caffe2_recurrent.loops.loop import Loop, laid_out_when_changed
+from caffe2_recurrent.loops.parts import Surroundings
+from caffe2_recurrent.operator_arguments import net as net_argument
+from caffe2_recurrent.operator_arguments import nets_of
+from caffe2_recurrent.operators import GRADIENT_OPERATOR, SHOWING, copied, is_on_onednn
+
+# In place they change what a tensor looks like, not what it holds.
+RESHAPING = frozenset(["ExpandDims", "Reshape", "Squeeze"])
+# Types of nets that run one operator after the other.
+ONE_BY_ONE = ("", "simple", "simple_refcount")
+# The one that lets go of blobs once nothing reads them any more.
+FREEING = "simple_refcount"
+
+Products = Mapping[int, Sequence[caffe2_pb2.OperatorDef]]
+
+
+def add_surroundings(net: caffe2_pb2.NetDef, loops: Mapping[int, Loop]) -> None:
+    """Tell the loops, by the positions of their forward operators, what stands around them in their net."""
+    mentioned = Counter(name for operator in net.op for name in set(all_names(caffe2_pb2.NetDef(op=[operator]))))
+    read = frozenset(blob for operator in net.op for blob in operator.input)
+    fed = read.difference(*map(_written_by, net.op))
+    for position, loop in loops.items():
+        products = _products(net, loop)
+        loop.surroundings = Surroundings(
+            products=products,
+            sources=_sources(net, loop, position, products, mentioned),
+            sinks=_sinks(net, loop, products),
+            laying_out=_laying_out(net, position),
+            busy=_busy(net, loop, position),
+            read_outside=_read_outside(net, loop),
+            written_outside=_written_outside(net, loop),
+            fed=fed,
+            net_frees=net.type == FREEING,
+            has_company=net.type not in ONE_BY_ONE and len(loops) > 1,
+        )
+
+
+def _read_outside(net: caffe2_pb2.NetDef, loop: Loop) -> Set[str]:
+    """What others than the loop may read: the blobs of all other operators, of nets inside them too, and results."""
+    own = loop.outer_operators
+    return {*net.external_output, *all_names(caffe2_pb2.NetDef(op=[other for other in net.op if other not in own]))}
+
+
+def _written_outside(net: caffe2_pb2.NetDef, loop: Loop) -> Set[str]:
+    """The outputs of the loop that others write to, under whatever name."""
+    shown = {output: output for output in loop.outputs}
+    found: Set[str] = set()
+    for operator in net.op:
+        if operator in loop.outer_operators:
+            continue
+        if operator.type in SHOWING and operator.input[0] in shown:
+            shown.update((blob, shown[operator.input[0]]) for blob in operator.output)
+        elif operator.type not in RESHAPING:
+            found.update(shown[blob] for blob in _written_by(operator) if blob in shown)
+    return found
+
+
+def _written_by(operator: caffe2_pb2.OperatorDef) -> Iterator[str]:
+    """With what is written in nets that it runs."""
+    yield from operator.output
+    for net in nets_of(operator):
+        for inner in net.op:
+            yield from _written_by(inner)
+
+
+def _products(net: caffe2_pb2.NetDef, loop: Loop) -> Dict[int, List[caffe2_pb2.OperatorDef]]:
+    """The products of `net` whose results are sequences of the loop or rows of another one, and the gradients of these.
+
+    A loop that comes to read the rows of such a product itself has the same around it.
+    """
+    rows = {link.outer for link in loop.links}
+    products = []
+    for operator in reversed(net.op):
+        if operator.type == "FC" and rows.issuperset(operator.output):
+            products.append(operator)
+            rows.add(operator.input[0])
+    sources = [operator.input[:2] for operator in products]
+    return {
+        position: [copied(operator)]
+        for position, operator in enumerate(net.op)
+        if operator in products or (operator.type == "FCGradient" and operator.input[:2] in sources)
+    }
+
+
+def _sources(
+    net: caffe2_pb2.NetDef, loop: Loop, position: int, products: Products, mentioned: Mapping[str, int]
+) -> Dict[str, int]:
+    """The FCs of `products` that nothing would miss if they ran right in front of the loop at `position`."""
+    found = {}
+    sequences = {link.outer for link in loop.links}
+    for source, (operator,) in products.items():
+        (result,) = operator.output[:1]
+        if result not in sequences:
+            continue
+        changed = {blob for other in net.op[source + 1 : position] for blob in other.output}
+        own = [net.op[source], *loop.outer_operators]
+        alone = mentioned[result] == len(own) and result not in net.external_output
+        if operator.type == "FC" and source < position and alone and changed.isdisjoint(operator.input):
+            found[result] = source
+    return found
+
+
+def _sinks(net: caffe2_pb2.NetDef, loop: Loop, products: Products) -> Set[int]:
+    """The FCGradients of `products` to which the sequence's gradient is what it was when the loop ended."""
+    if loop.gradient is None:
+        return set()
+    ended = next(position for position, operator in enumerate(net.op) if operator.input[-1:] == loop.outputs[-1:])
+    same = {loop.gradient.sequence}
+    found = set()
+    for position in range(ended + 1, len(net.op)):
+        operator = net.op[position]
+        if position in products and operator.type == "FCGradient" and operator.input[2] in same:
+            found.add(position)
+        is_alias = operator.type == "Alias" and operator.input[0] in same
+        if same.intersection(operator.output):
+            # All names are one tensor.
+            break
+        same.update(operator.output if is_alias else ())
+    return found
+
+
+def _laying_out(net: caffe2_pb2.NetDef, position: int) -> List[caffe2_pb2.OperatorDef]:
+    """The operators in front of the loop at `position` that leave inputs of it, or of each other, with oneDNN."""
+    needed = set(net.op[position].input)
+    found: List[caffe2_pb2.OperatorDef] = []
+    in_front = itertools.chain.from_iterable(laid_out_when_changed(other) or [other] for other in net.op[:position])
+    for operator in reversed(list(in_front)):
+        inside = net_argument(operator, "then_net").op if operator.type == "If" else []
+        # What ends in a copy back is a product.
+        stays_there = any(map(is_on_onednn, inside)) and all(other.type != "CopyIDEEPToCPU" for other in inside)
+        if stays_there and not needed.isdisjoint(operator.output):
+            found.insert(0, operator)
+            needed.update(operator.input)
+    return found
+
+
+def _busy(net: caffe2_pb2.NetDef, loop: Loop, position: int) -> Set[str]:
+    """The blobs of all operators in front of the gradient operator, but for the forward operator."""
+    touched: Set[str] = set()
+    for other, operator in enumerate(net.op):
+        if operator.type == GRADIENT_OPERATOR and operator.input[-1] == loop.workspaces:
+            break
+        if other != position:
+            touched.update(operator.input, operator.output)
+    return touched

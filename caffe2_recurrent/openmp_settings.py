@@ -1,0 +1,36 @@
+"""Whether OpenMP may give a program fewer threads than it says it has, as its environment can ask for.
+
+oneDNN plans a product for as many threads as OpenMP says there are. Run by fewer, the product is wrong, or does not
+end.
+
+Source: the environment variables of the OpenMP specification, chapter 6.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Mapping
+
+DYNAMIC, LIMIT, THREADS = "OMP_DYNAMIC", "OMP_THREAD_LIMIT", "OMP_NUM_THREADS"
+# Libraries differ in what else than `true` they take for it.
+YES = frozenset(["true", "t", "1", "yes", "y", "on", ".true."])
+
+
+def that_withhold_threads(environment: Mapping[str, str] = os.environ) -> str | None:
+    """The settings with which there may be fewer threads than there seem to be, as `NAME=value`; None without such."""
+    dynamic = environment.get(DYNAMIC, "")
+    if dynamic.strip().lower() in YES:
+        return f"{DYNAMIC}={dynamic}"
+    limit = _number(environment.get(LIMIT, ""))
+    # The first of several numbers is that of the outermost parallel region.
+    given = environment.get(THREADS, "").split(",")[0]
+    threads = _number(given) or os.cpu_count() or 1
+    if limit is None or limit >= threads:
+        return None
+    planned = f"{THREADS}={threads}" if _number(given) else f"{threads} processors"
+    return f"{LIMIT}={limit}, with {planned}"
+
+
+def _number(text: str) -> int | None:
+    """A number of threads, from 1 on; None for what OpenMP would pass over."""
+    return int(text) if text.strip().isdigit() and int(text) > 0 else None

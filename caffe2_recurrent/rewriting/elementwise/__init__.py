@@ -1,0 +1,1 @@
+"""Operators by element: gates, activations, scales."""

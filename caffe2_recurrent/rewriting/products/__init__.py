@@ -1,0 +1,1 @@
+"""Products with weights, in steps and over all of them, and the ways to have one."""

@@ -1,0 +1,235 @@
+"""Products of a step by oneDNN with filters that it lays out once and keeps, and rows and results where they lie.
+
+Rows are an image whose channels come last, weights the filters of a convolution with kernels of 1 x 1:
+
+    Y[n, m] = sum over k of X[n, k] W[m, k]     image [1, K, 1, N],  filters [M, K, 1, 1],  result [1, M, 1, N]
+
+In memory that is `[N, K]` and `[N, M]`: oneDNN reads the rows as they lie, and leaves the results as the step wants
+them. Filters it lays out in an order that no operator gives away. Its convolution keeps what it has made of them in its
+first run, and would miss that weights change, or run in another thread what has been planned there with another number
+of OpenMP's threads. So each run has new operators: in front of the loop something else is put into the blob of its step
+workspaces, which no other loop has, and the engine makes new ones.
+
+That is not enough where a thread gets another number of OpenMP's threads. What is planned for some sizes is remembered
+in each thread, without that number; what is made of the plan, in the process, with it. So a later run may have filters
+in another order than they are read, and write behind its memory. No operator tells that number, so that only who says
+that it stays has such products (`constant_threads`). One change is not the caller's: ATen sets the number, to that of
+MKL's threads, when it first has something for several threads to do in a thread. Therefore steps begin with an operator
+of ATen's that does so whatever the sizes.
+
+Both tensors of oneDNN's are made in front of the loop, for as many rows as the run has. The memory of the results is
+that of a blob of the CPU's, which steps read; no operator of theirs writes it by that name. So until all else is done
+there is an operator in its place that copies the results back.
+
+Source: caffe2/ideep/operators/conv_op.cc, utility_ops.cc, operator_fallback_ideep.h; for a source whose channels come
+last, convolution_forward in ideep's operators/conv.hpp asks for such a result, too; lazy_init_num_threads in ATen's
+Parallel.h.
+"""
+
+import contextlib
+import functools
+from typing import Collection, Iterable, List, Optional, Sequence
+
+import numpy as np
+from caffe2.proto import caffe2_pb2
+from caffe2.python import workspace
+
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.operator_arguments import integer, set_arguments
+from caffe2_recurrent.operators import SUM, copied, is_on_onednn, new_operator
+from caffe2_recurrent.rewriting.emit import ATEN, Emitter
+from caffe2_recurrent.rewriting.engine_blobs import ON_CPU
+from caffe2_recurrent.rewriting.products import onednn, onednn_copies
+from caffe2_recurrent.rewriting.products.convolved import number_of_rows
+from caffe2_recurrent.rewriting.products.product import Product
+from caffe2_recurrent.rewriting.steps import dataflow
+from caffe2_recurrent.rewriting.trials import trial
+from caffe2_recurrent.scratch_workspace import scratch_workspace
+
+KEPT_FILTERS = "kept filters"
+CHANNELS_LAST = "NCHW2NHWC"
+# Step workspaces of both loops.
+FORWARD, BACKWARD = "workspaces_of_a_run", "gradient_workspaces_of_a_run"
+# The operator of the CPU whose result lies where oneDNN has its own.
+SHOWING = "Scale"
+WORKSPACE = "caffe2_recurrent_kept_filters"
+# Numbers of rows one after the other: more, fewer, and as many as fill the blocks of kernels, and do not.
+ROWS = (3, 17, 16, 1, 33)
+
+Operators = List[caffe2_pb2.OperatorDef]
+
+
+def emit(emitter: Emitter, loop: Loop, product: Product) -> None:
+    """The operators of the step in place of the product, and those before the loop."""
+    like, like_result = (_like(loop, size) for size in (product.inner, product.outer))
+    rows, results = (loop.new_blob(product.output + name) for name in ("_rows_there", "_there"))
+    _make_tensors(loop, product, like, like_result, rows, results, _workspaces(loop, emitter.beside))
+    inputs = [rows, _filters(loop, product)]
+    if product.bias is not None:
+        inputs.append(onednn.laid_out_before(loop, "plain", product.bias, [product.outer], _copy_there))
+    for outer in (like, *inputs, results, shown(results)):
+        loop.add_reference(outer)
+    onednn.add(emitter, "ResizeLike", [product.input, like], [rows])
+    emitter.made.append(ON_CPU.format(rows, "ResizeLike"))
+    onednn.add(emitter, "Conv", inputs, [results], kernel=1, training_mode=0)
+    if product.sigmoid is not None:
+        onednn.add(emitter, "Sigmoid", [results], [results])
+    onednn.add(emitter, onednn.FROM, [results], [product.sigmoid or product.output])
+
+
+@functools.lru_cache(maxsize=None)
+def are_right(inner: int, outer: int) -> bool:
+    """Whether this Caffe2's oneDNN does with weights `[outer, inner]` as is said above, for any number of rows."""
+    if onednn.is_missing():
+        return False
+    loop = trial.lone_loop(["x", "w", "b", "y"])
+    emitter = Emitter(loop, loop.forward, "y")
+    emit(emitter, loop, Product("x", None, "w", "b", "y", None, inner, outer))
+    before = caffe2_pb2.NetDef(name="before", op=loop.before)
+    step = caffe2_pb2.NetDef(name="step", op=in_place(emitter.operators, ["y"]))
+    random = np.random.default_rng(0)
+    with scratch_workspace(WORKSPACE), contextlib.suppress(RuntimeError):
+        for _ in range(2):
+            # Of whole numbers, so that products are exact whatever is added up first.
+            weights, bias = (random.integers(-8, 9, shape).astype(np.float32) for shape in ((outer, inner), (outer,)))
+            for turn, count in enumerate(ROWS):
+                rows = random.integers(-8, 9, (1, count, inner)).astype(np.float32)
+                for blob, value in (("x", rows), ("w", weights), ("b", bias)):
+                    workspace.FeedBlob(blob, value)
+                workspace.CreateNet(before, overwrite=True)
+                workspace.RunNet(before.name)
+                if turn == 0:
+                    # Its operators are new ones.
+                    workspace.CreateNet(step, overwrite=True)
+                workspace.RunNet(step.name)
+                if not np.array_equal(workspace.FetchBlob("y"), rows @ weights.T + bias):
+                    return False
+        return True
+    return False
+
+
+def shown(results: str) -> str:
+    """The blob of the CPU's that has the memory of oneDNN's `results`."""
+    return ON_CPU.format(results, SHOWING)
+
+
+def backward_workspaces(loop: Loop) -> Optional[str]:
+    """The blob of the step workspaces of its backward pass, if steps of that keep filters."""
+    return loop.made.get(BACKWARD)
+
+
+def keeps_filters(operator: caffe2_pb2.OperatorDef) -> bool:
+    return operator.type == "Conv" and is_on_onednn(operator) and not integer(operator, "training_mode", 0)
+
+
+def are_in(operators: Iterable[caffe2_pb2.OperatorDef]) -> bool:
+    return any(map(keeps_filters, operators))
+
+
+def in_place(
+    operators: Sequence[caffe2_pb2.OperatorDef], needed: Collection[str] = (), keeps: bool = True
+) -> Operators:
+    """`operators` of a step that read the results where they lie, in place of copies; if not `keeps`, filters are laid
+    out in each step.
+
+    To be done when no rule looks at them any more. Blobs that are `needed` under their name are copied, and so are
+    those that operators change in a way that their memory would not stand.
+    """
+    made = [copied(operator) for operator in operators]
+    keeping = [operator for operator in made if keeps_filters(operator)]
+    for operator in keeping:
+        set_arguments(operator, {"training_mode": int(not keeps)})
+    results = {operator.output[0] for operator in keeping}
+    for copying in [operator for operator in made if operator.type == onednn.FROM and operator.input[0] in results]:
+        (source,), (copy,) = copying.input, copying.output
+        if copy in needed or not _may_be_shown(made, copy):
+            copying.CopyFrom(new_operator("Copy", [shown(source)], [copy], caffe2_pb2.OperatorDef()))
+        else:
+            made.remove(copying)
+            for operator in made:
+                dataflow.rename(operator, copy, shown(source))
+        for operator in made:
+            if shown(source) in operator.input:
+                # Nets that run operators side by side would not know otherwise what it has to wait for.
+                operator.control_input.append(source)
+    if keeps and keeping:
+        made[:0] = _threads_set(keeping[0])
+    return made
+
+
+def _threads_set(convolution: caffe2_pb2.OperatorDef) -> Operators:
+    """Operators after which ATen does not set the number of threads in this thread any more."""
+    number = convolution.output[0] + "_number"
+    plain = caffe2_pb2.OperatorDef()
+    return [
+        new_operator("ConstantFill", [], [number], plain, shape=[1], value=1.0),
+        new_operator(ATEN, [number], [number + "_alone"], plain, operator="softmax", dim=0),
+    ]
+
+
+def _may_be_shown(operators: Operators, copy: str) -> bool:
+    """Whether `copy` is one blob throughout, at most added to, and never of another shape or in other memory."""
+    touching = [operator for operator in operators if copy in (*operator.input, *operator.output)]
+    first, *others = touching
+    return first.type == onednn.FROM and all(other.type == SUM for other in others if copy in other.output)
+
+
+def _like(loop: Loop, channels: int) -> str:
+    """An outer blob of zeros, `[1, channels, 1, N]`."""
+    leading = loop.add_before("GivenTensorInt64Fill", [], "channels", shape=[3], values=[1, channels, 1])
+    shape = loop.add_columns([leading, number_of_rows(loop)], "image_shape")
+    return loop.add_before("ConstantFill", [shape], "like_image", input_as_shape=1, value=0.0)
+
+
+def _workspaces(loop: Loop, operator: caffe2_pb2.OperatorDef) -> str:
+    """The blob of the step workspaces of the loop, or of its backward pass, that `operator` belongs to.
+
+    Of its own: the RNN executor of another loop may have operators in those that were there.
+    """
+    is_forward = loop.gradient is None or not any(operator is other for other in loop.gradient.operators)
+    key = FORWARD if is_forward else BACKWARD
+    if key not in loop.made:
+        loop.made[key] = loop.new_blob(key)
+        if is_forward:
+            loop.outputs[-1] = loop.made[key]
+    return loop.made[key]
+
+
+def _make_tensors(
+    loop: Loop, product: Product, like: str, like_result: str, rows: str, results: str, workspaces: str
+) -> None:
+    """oneDNN's tensors `rows` and `results`, and the blob of the CPU's with the memory of the second, `[1, N, M]`."""
+    one = loop.add_before("GivenTensorInt64Fill", [], "one", shape=[1], values=[1])
+    width = loop.add_before("GivenTensorInt64Fill", [], "width", shape=[1], values=[product.outer])
+    shape = loop.add_columns([one, number_of_rows(loop), width], "shape_of_rows")
+    emitter = Emitter(loop, loop.forward, product.output)
+    for source, target in ((like, rows), (like_result, results)):
+        first = onednn.add(emitter, onednn.TO, [source], [emitter.blob("channels_first")])
+        onednn.add(emitter, CHANNELS_LAST, [first], [target])
+    memory = shown(results)
+    # By name, the first to write it is an operator that others see.
+    emitter.add("ConstantFill", [shape], memory, input_as_shape=1, value=0.0)
+    onednn.add(emitter, SHOWING, [like_result], [results], scale=1.0)
+    emitter.reshape_in_place_like(memory, shape)
+    # Here, and not by itself: who cuts out of a net what makes its outputs leaves out what nothing reads.
+    emitter.add("ConstantFill", [], workspaces, shape=[1], value=0.0)
+    loop.before += onednn.in_a_net(emitter.operators, [rows, results, memory, workspaces], loop)
+
+
+def _copy_there(emitter: Emitter, blob: str) -> str:
+    return onednn_copies.copy_there(emitter, blob, emitter.blob("for_onednn"))
+
+
+def _filters(loop: Loop, product: Product) -> str:
+    """W as filters."""
+
+    def lay_out(emitter: Emitter, weights: str) -> str:
+        there = _copy_there(emitter, weights)
+        if product.rows is None:
+            there = onednn.transposed(emitter, there)
+        onednn_copies.reshape_there(emitter, there, [product.outer, product.inner, 1, 1])
+        return there
+
+    if product.rows is not None:
+        return onednn.laid_out_before(loop, "filters", product.rows, [product.outer, product.inner], lay_out)
+    return onednn.laid_out_before(loop, "filters, transposed", product.columns, [product.inner, product.outer], lay_out)

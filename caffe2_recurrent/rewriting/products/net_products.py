@@ -1,0 +1,61 @@
+"""Products of the net around a loop, FC and FCGradient: where they are, and what rules have to know of them."""
+
+from typing import Container, Iterable, List, NamedTuple, Optional
+
+from caffe2.proto import caffe2_pb2
+
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.sizes import Sizes
+from caffe2_recurrent.operator_arguments import integer
+from caffe2_recurrent.rewriting.products.step_products import weights_shape
+from caffe2_recurrent.rewriting.rule import Site
+
+PRODUCT, GRADIENT = "FC", "FCGradient"
+
+Operators = List[caffe2_pb2.OperatorDef]
+
+
+class Dimensions(NamedTuple):
+    """`rows` rows of `inner` elements, with weights `[outer, inner]`."""
+
+    rows: int
+    inner: int
+    outer: int
+
+
+def sites(loop: Loop, kinds: Container[str]) -> Iterable[Site]:
+    """Those by MKL; a site is a list of operators and a position in it."""
+    for operators in (loop.before, loop.after_gradient, *loop.surroundings.products.values()):
+        for position, operator in enumerate(operators):
+            if operator.type in kinds and operator.device_option.device_type == caffe2_pb2.CPU:
+                blobs = ", ".join("'{}'".format(blob) for blob in operator.output)
+                yield Site("{} -> {}".format(operator.type, blobs), (operators, position))
+
+
+def why_not(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes) -> Optional[str]:
+    """Why it is no product of rows with weights `[M, K]`, so far as is known; None if it is one."""
+    weights = operator.input[1]
+    shape = weights_shape(loop, weights, sizes)
+    if shape is None:
+        return "the size of its weights '{}' is not known; give shapes".format(weights)
+    if len(shape) != 2 or integer(operator, "axis_w", 1) != 1:
+        return "its weights '{}' are laid out in another way".format(weights)
+    axis = integer(operator, "axis", 1)
+    if axis <= 0:
+        return "its axis {} is not counted from the first dimension on, from 1".format(axis)
+    return None
+
+
+def dimensions(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes) -> Optional[Dimensions]:
+    """None if the numbers of steps and sequences, or the weights, are not known."""
+    steps, batch = sizes.steps(loop), sizes.batch(loop)
+    shape = weights_shape(loop, operator.input[1], sizes)
+    if steps is None or batch is None or shape is None:
+        return None
+    outer, inner = shape
+    return Dimensions(steps * batch, inner, outer)
+
+
+def is_sink(loop: Loop, operators: Operators) -> bool:
+    """Whether these take the place of a gradient that continues from what the loop leaves as its sequence's."""
+    return any(loop.surroundings.products[sink] is operators for sink in loop.surroundings.sinks)

@@ -1,0 +1,1 @@
+"""What rules have to know of the operators of a step."""

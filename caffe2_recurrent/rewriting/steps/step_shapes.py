@@ -1,0 +1,141 @@
+"""The shapes of a step's blobs as its operators see them, as far as they are known."""
+
+from typing import Dict, Iterable, Mapping, Optional, Sequence, Set
+
+import numpy as np
+from caffe2.proto import caffe2_pb2
+
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.parts import State
+from caffe2_recurrent.loops.sizes import Shape, Sizes
+from caffe2_recurrent.operators import copied, gradient_name
+from caffe2_recurrent.rewriting.emit import is_aten
+from caffe2_recurrent.rewriting.steps.rows import (
+    ALONG_FEATURES,
+    BINARY,
+    DIMENSIONS,
+    ELEMENTWISE,
+    UNITS,
+    UNITS_AND_GRADIENTS,
+)
+from caffe2_recurrent.wiring import Link
+
+Shapes = Dict[str, Shape]
+# What ends the name of a blob after an operator, beside that of the one before.
+NEW = " after"
+# ATen's operators by element, which repeat what is smaller.
+BROADCASTING = ("add", "addcmul", "lerp", "mul", "sigmoid", "sub", "tanh", "tanh_backward")
+# Of floats: the first output, or all. Others may have masks or sizes beside them.
+GIVING_SEVERAL = UNITS | {"Split"}
+GIVING_FLOATS = frozenset(
+    ["Abs", "BatchMatMul", "Clip", "Concat", "Cos", "Dropout", "Elu", "Exp", "ExpandDims", "LeakyRelu", "Log", "MatMul"]
+    + ["Max", "Min", "Pow", "Reshape", "SigmoidGradient", "Sin", "Softplus", "Softsign", "Sqr", "Sqrt", "Squeeze"]
+    + ["Swish", "TanhGradient", "Transpose", "WeightedSum"]
+).union(ELEMENTWISE, BINARY, ALONG_FEATURES, UNITS)
+# Of which Caffe2 says nothing: what they give is shaped like their first inputs, in their order.
+LIKE_THEIR_INPUTS = UNITS_AND_GRADIENTS
+# Of a blob and its shape, where a rule depends on a 1 in it that is one by chance; see `Sizes.when_larger`.
+MAY_BE_LARGER = "'{}' {} may be larger in another run, as nothing says that it is a parameter"
+
+
+def shapes_before(loop: Loop, sizes: Sizes, operators: Sequence[caffe2_pb2.OperatorDef], position: int) -> Shapes:
+    """Those that blobs have in front of the operator at `position` of the step or, as `operators` says, backward step.
+
+    They change on the way: operators may work in place, and what is written to a slice need not be shaped like it.
+    """
+    outer = sizes.made_by(loop.before)
+    slices = _slices(loop, sizes.batch(loop), outer, loop.links)
+    found = {**outer, **slices}
+    if operators is loop.operators:
+        return _after(operators[:position], found, slices)
+    assert loop.gradient is not None
+    found = _after(loop.operators, found, slices)
+    slices = _slices(loop, sizes.batch(loop), outer, loop.gradient.backward_links)
+    return _after(operators[:position], {**found, **slices}, slices)
+
+
+def shapes_written(loop: Loop, sizes: Sizes) -> Shapes:
+    """Those of what both steps have written in the end, slices among it as its last operator has left them."""
+    outer = sizes.made_by(loop.before)
+    batch = sizes.batch(loop)
+    found = _after(loop.operators, {**outer, **_slices(loop, batch, outer, loop.links)}, {})
+    if loop.gradient is None:
+        return found
+    slices = _slices(loop, batch, outer, loop.gradient.backward_links)
+    return _after(loop.gradient.operators, {**found, **slices}, {})
+
+
+def columns(loop: Loop, sizes: Sizes) -> Dict[str, int]:
+    """k of the blobs that a step computes and that are known to be floats `[1, N, k]` in the end."""
+    batch = sizes.batch(loop)
+    found = shapes_before(loop, sizes, loop.operators, len(loop.operators))
+    return {
+        blob: found[blob][-1]
+        for blob in _floats(loop).intersection(found)
+        if batch is not None and len(found[blob]) == DIMENSIONS and found[blob][:-1] == (1, batch)
+    }
+
+
+def _floats(loop: Loop) -> Set[str]:
+    """The blobs that a step computes of slices, which are floats, by operators that give no others then."""
+    slices = {link.inner for link in loop.links}
+    found: Set[str] = set()
+    for operator in loop.operators:
+        # What is put together with floats has to be of floats too.
+        gives = operator.type in GIVING_FLOATS and not (slices | found).isdisjoint(operator.input)
+        outputs = operator.output if operator.type in GIVING_SEVERAL else operator.output[:1]
+        found.difference_update(operator.output)
+        found.update(outputs if gives else ())
+    return found
+
+
+def _slices(loop: Loop, batch: Optional[int], outer: Mapping[str, Shape], links: Iterable[Link]) -> Shapes:
+    """`[1, N, k]` of states, `[1, ...]` of other blobs `[T, ...]` that are linked."""
+    initial = {outer: state.outer_initial for state in loop.states for outer in _names_of(state)}
+    found: Shapes = {}
+    for link in links:
+        shape = outer.get(initial.get(link.outer, link.outer))
+        if batch is not None and shape:
+            found[link.inner] = (1, batch, shape[-1]) if link.outer in initial else (1, *shape[1:])
+    return found
+
+
+def _names_of(state: State) -> Sequence[str]:
+    # The engine calls the gradient of a state so.
+    return state.outer_states, gradient_name(state.outer_states)
+
+
+def _after(operators: Sequence[caffe2_pb2.OperatorDef], known: Mapping[str, Shape], slices: Shapes) -> Shapes:
+    found = dict(known)
+    for operator in operators:
+        inputs = {blob: found[blob] for blob in operator.input if blob in found}
+        made = _made(_with_new_outputs(operator), inputs)
+        for blob in operator.output:
+            shape = made.get(blob + NEW)
+            if shape is not None:
+                found[blob] = shape
+            elif blob not in slices:
+                found.pop(blob, None)
+    return found
+
+
+def _made(operator: caffe2_pb2.OperatorDef, inputs: Shapes) -> Shapes:
+    if operator.type in LIKE_THEIR_INPUTS:
+        return {blob: inputs[of] for blob, of in zip(operator.output, operator.input) if of in inputs}
+    if any(is_aten(operator, kind) for kind in BROADCASTING):
+        if len(inputs) < len(set(operator.input)):
+            return {}
+        try:
+            shape = np.broadcast(*(np.broadcast_to(0, inputs[blob]) for blob in operator.input)).shape
+        except ValueError:
+            # With a 1 taken for more, what fits in a run need not.
+            return {}
+        return {operator.output[0]: tuple(shape)}
+    return Sizes(inputs).made_by([operator])
+
+
+def _with_new_outputs(operator: caffe2_pb2.OperatorDef) -> caffe2_pb2.OperatorDef:
+    """So that what is not known of an operator that works in place is not taken from its input."""
+    changed = copied(operator)
+    changed.output[:] = [blob + NEW for blob in operator.output]
+    return changed

@@ -1,0 +1,113 @@
+"""A loop in several forms, timed as a whole: forwards and, if it trains, backwards."""
+
+import contextlib
+import functools
+from typing import Dict, Iterable, List, Mapping, Optional, Tuple, Union
+
+from caffe2.proto import caffe2_pb2
+
+from caffe2_recurrent.backward.gradient_maker import POSITIONS
+from caffe2_recurrent.executor import ENABLE
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.sizes import Shape, Sizes
+from caffe2_recurrent.operator_arguments import integer, integers
+from caffe2_recurrent.operators import LENGTHS_INPUT, new_operator, read_before_written
+from caffe2_recurrent.rewriting import passes, unrolled
+from caffe2_recurrent.rewriting.steps.rows import UNITS
+from caffe2_recurrent.rewriting.trials import trial
+from caffe2_recurrent.rewriting.trials.timing import Seconds, Subject
+
+
+def seconds(loop: Loop, candidates: Mapping[str, Loop], sizes: Sizes) -> Union[Mapping[str, Seconds], str]:
+    """The times of `candidates`, copies of the loop that have been rewritten further; or why they cannot be had.
+
+    Those of a loop and its gradient are timed one behind the other, and what makes the sequence in front of them. What
+    else rules have put before the loop so far is not timed, nor is what comes after its gradient.
+    """
+    known = sizes.made_by(loop.before)
+    in_front = _making_the_sequence(loop, known)
+    made = {name: [*in_front, *_operators(candidate, len(loop.before))] for name, candidate in candidates.items()}
+    shapes = _shapes(
+        loop, list(dict.fromkeys(blob for found in made.values() for blob in read_before_written(found))), known
+    )
+    if shapes is None:
+        return "the shapes of what its steps read are not all known; give shapes"
+    one_by_one = any(integer(candidate.forward, ENABLE, 0) for candidate in candidates.values())
+    bytes_ = tuple((name, _bytes(operators)) for name, operators in made.items())
+    return _time(bytes_, tuple(shapes.items()), tuple(_lengths(loop)), sizes.steps(loop) or 1, one_by_one)
+
+
+def _making_the_sequence(loop: Loop, known: Mapping[str, Shape]) -> List[caffe2_pb2.OperatorDef]:
+    """The product that does, if its sizes are known.
+
+    Behind it OpenMP's threads are awake, so that the executor's thread gets its work as soon as it does in the net. Of
+    loops that follow each other at once some take half as long again, as the system places their threads.
+    """
+    around = (operator for operators in loop.surroundings.products.values() for operator in operators)
+    return [
+        operator
+        for operator in [*loop.before, *around]
+        if operator.type == "FC" and loop.inputs[0] in operator.output and all(map(known.__contains__, operator.input))
+    ]
+
+
+def _operators(loop: Loop, before: int) -> List[caffe2_pb2.OperatorDef]:
+    """What stands for a loop and its gradient, but for the first operators `before` it."""
+    made = passes.around_forward(loop)[before:]
+    if loop.gradient is not None:
+        around = passes.around_gradient(loop)
+        made += around[: len(around) - len(loop.after_gradient)]
+    return made
+
+
+def _shapes(loop: Loop, blobs: Iterable[str], known: Mapping[str, Shape]) -> Optional[Dict[str, Shape]]:
+    """The shapes of what the operators read; None if one is not known."""
+    found = dict(known)
+    if loop.gradient is not None:
+        initial = {state.outer_states: known.get(state.outer_initial) for state in loop.states}
+        steps, batch, *_ = known.get(loop.inputs[0], (0, 0))
+        positions = integers(loop.gradient.operator, POSITIONS)
+        for blob, alias in zip(loop.gradient.incoming, (loop.aliases[position] for position in positions)):
+            shape = initial[alias.outer_states]
+            if shape:
+                found[blob] = (steps if alias.offset == 1 else 1, batch, shape[-1])
+    return {blob: found[blob] for blob in blobs} if all(map(found.__contains__, blobs)) else None
+
+
+def _lengths(loop: Loop) -> Iterable[str]:
+    """Blobs of whole numbers."""
+    for operator in loop.operators:
+        if operator.type in UNITS and unrolled.needs_step_number(operator):
+            yield operator.input[LENGTHS_INPUT[operator.type]]
+
+
+def _bytes(operators: Iterable[caffe2_pb2.OperatorDef]) -> bytes:
+    return bytes(caffe2_pb2.NetDef(op=operators).SerializeToString())
+
+
+@trial.remembered
+def _time(
+    candidates: Tuple[Tuple[str, bytes], ...],
+    shapes: Tuple[Tuple[str, Shape], ...],
+    lengths: Tuple[str, ...],
+    steps: int,
+    one_by_one: bool,
+) -> Union[Mapping[str, Seconds], str]:
+    floats = {blob: shape for blob, shape in shapes if blob not in lengths}
+    kind = caffe2_pb2.TensorProto.INT32
+    # Sequences that have ended take a step less time; here none has.
+    whole = [
+        new_operator("ConstantFill", [], [blob], caffe2_pb2.OperatorDef(), shape=list(shape), value=steps, dtype=kind)
+        for blob, shape in shapes
+        if blob in lengths
+    ]
+
+    def subject(operators: bytes) -> Subject:
+        return Subject(caffe2_pb2.NetDef.FromString(operators).op, floats, whole, wakes_threads=one_by_one)
+
+    subjects = {name: functools.partial(subject, operators) for name, operators in candidates}
+    # The executor's race fails one run in a million or so, for which the steps are not to blame.
+    for _ in range(2 if one_by_one else 1):
+        with contextlib.suppress(RuntimeError):
+            return trial.in_turn(subjects, one_by_one=one_by_one)
+    return "its steps cannot be tried with arbitrary numbers"

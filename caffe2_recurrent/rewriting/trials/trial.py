@@ -1,0 +1,154 @@
+"""What takes the least time on this machine, tried out.
+
+What is compared takes turns, so that what else goes on in the machine meets all of it; and it is remembered, because
+nets tend to have several loops of a size. Without trials the first of what is to be compared wins.
+"""
+
+import contextlib
+import contextvars
+import functools
+import math
+import time
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional
+
+from caffe2.proto import caffe2_pb2
+
+from caffe2_recurrent.blob_names import Names
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.parts import Keeping, Surroundings
+from caffe2_recurrent.rewriting.trials.timing import Seconds, Subject, prepared
+
+TURNS = 3
+# Seconds that a few more turns may take: the machine's slow phases last from some milliseconds to half a second.
+SHORT = 0.03
+# What takes more than so many times the least has lost.
+CLOSE = 1.5
+# Seconds after which there is no other turn.
+LONG = 2.0
+# Bytes of inputs up to which all subjects are there at once.
+LITTLE = 1 << 26
+
+_trying = contextvars.ContextVar("_trying", default=True)
+
+
+@contextlib.contextmanager
+def trying(is_wanted: bool) -> Iterator[None]:
+    """Whether candidates are tried in the body. If not, the same is chosen in each process."""
+    before = _trying.set(is_wanted)
+    try:
+        yield
+    finally:
+        _trying.reset(before)
+
+
+def in_turn(
+    candidates: Mapping[Any, Callable[[], Subject]], steps: Optional[int] = None, one_by_one: bool = False
+) -> Dict[Any, Seconds]:
+    """The best times of all candidates, which are functions that say what is to be timed.
+
+    Each is made ready once, so that turns are short, and phases in which the machine is slow meet all alike. Large ones
+    are made ready again for each turn, and so are all that must not be there together: `one_by_one`.
+
+    There are more turns while they take next to no time, and fewer after a long one. The clearly slow are left out from
+    the third turn on, or from the second if turns take their time, and what takes long and is clearly slow is run only
+    once; when one is left, it has won. What counts is a step, with its share of what is done once if there are so many
+    `steps`.
+
+    Without trials no other one ever ends but the first, which should be to leave things as they are.
+    """
+    if not _trying.get():
+        return {name: Seconds(0.0, math.inf if index else 1.0) for index, name in enumerate(candidates)}
+
+    def cost(name: Any) -> float:
+        return found[name].step if steps is None else found[name].of_step(steps)
+
+    def of_interest() -> float:
+        # How much is done once is known when it has been timed.
+        return math.inf if steps is not None else CLOSE * min(map(cost, found), default=math.inf)
+
+    subjects = {name: candidate() for name, candidate in candidates.items()}
+    with _timers(subjects, one_by_one or sum(subject.size for subject in subjects.values()) > LITTLE) as timers:
+        start = time.perf_counter()
+        found: Dict[Any, Seconds] = {}
+        for name, timer in timers.items():
+            found[name] = timer(of_interest())
+        close, turns, taken = list(candidates), 1, time.perf_counter() - start
+        while taken <= LONG and (turns < TURNS or taken < SHORT):
+            if turns > 1 or taken > SHORT:
+                least = min(map(cost, found))
+                close = [name for name in close if cost(name) <= CLOSE * least]
+            if len(close) < 2:
+                break
+            for name in close:
+                best, again = found[name], timers[name](of_interest())
+                found[name] = Seconds(min(best.once, again.once), min(best.step, again.step))
+            turns, taken = turns + 1, time.perf_counter() - start
+    return found
+
+
+@contextlib.contextmanager
+def _timers(subjects: Mapping[Any, Subject], one_by_one: bool) -> Iterator[Dict[Any, Callable[[float], Seconds]]]:
+    if one_by_one:
+        yield {name: functools.partial(_alone, subject) for name, subject in subjects.items()}
+        return
+    with contextlib.ExitStack() as stack:
+        yield {name: stack.enter_context(prepared(subject)) for name, subject in subjects.items()}
+
+
+def _alone(subject: Subject, of_interest: float) -> Seconds:
+    with prepared(subject) as timer:
+        return timer(of_interest)
+
+
+_remembering: List[Any] = []
+
+
+def remembered(function: Callable[..., Any]) -> Any:
+    """A function of trials that makes them once for the same arguments, until `forget`."""
+
+    @functools.lru_cache(maxsize=None)
+    def cached(_: bool, *arguments: Any) -> Any:
+        return function(*arguments)
+
+    @functools.wraps(function)
+    def remembering(*arguments: Any) -> Any:
+        return cached(_trying.get(), *arguments)
+
+    _remembering.append(cached)
+    return remembering
+
+
+def forget() -> None:
+    """To be called when the process gets another number of threads: let all be tried again."""
+    for cached in _remembering:
+        cached.cache_clear()
+
+
+def rows_to_try(rows: int, inner: int, outer: int, enough: float) -> int:
+    """As many of `rows` rows as make `enough` multiplications with `[inner, outer]`; time is in proportion to them."""
+    return min(rows, max(1, int(enough / (inner * outer))))
+
+
+def lone_loop(names: Iterable[str], weights: Iterable[str] = (), may_keep: Keeping = Keeping.NOTHING) -> Loop:
+    """A loop of nothing, to have operators put in; its blobs are called by none of `names`, of which the first is its
+    sequence. What it `may_keep` is made of `weights`, or of some of these.
+    """
+    used = list(names)
+    forward = caffe2_pb2.OperatorDef(output=["trial"])
+    return Loop(
+        name="trial",
+        forward=forward,
+        net=caffe2_pb2.NetDef(),
+        operators=[],
+        inputs=used[:1],
+        outputs=list(forward.output),
+        states=[],
+        links=[],
+        aliases=[],
+        timestep="timestep",
+        shared=[],
+        gradient=None,
+        names=Names(used),
+        surroundings=Surroundings(fed=frozenset(weights)),
+        may_keep=may_keep,
+    )
