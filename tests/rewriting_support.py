@@ -240,6 +240,6 @@ def as_read_from_a_file(net):
 
 
 def without_aten(monkeypatch):
-    for module in [*vars(caffe2_recurrent.rewriting.rules).values(), caffe2_recurrent.rewriting.state_slices]:
+    for module in [*vars(caffe2_recurrent.rewriting.rules).values(), caffe2_recurrent.rewriting.sequences.state_slices]:
         if hasattr(module, "aten_is_missing"):
             monkeypatch.setattr(module, "aten_is_missing", lambda: True)

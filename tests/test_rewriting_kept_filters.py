@@ -99,7 +99,7 @@ def has_kept(net):
 
 def making_tensors(net):
     """The nets that make oneDNN's tensors, and take away the step workspaces of the run before."""
-    return [inner for _, inner in inner_nets(net) if any(made.type == kept_filters.CHANNELS_LAST for made in inner.op)]
+    return [inner for _, inner in inner_nets(net) if any(made.type == onednn.CHANNELS_LAST for made in inner.op)]
 
 
 # --------------------------------------------------------------------------------------------------------------- values
@@ -280,7 +280,7 @@ threads, steps, batch, dim_in, dim, rules, flags, layer = map(json.loads, sys.ar
 core.GlobalInit(["test", *flags])
 from caffe2.python.model_helper import ModelHelper
 import caffe2_recurrent
-from caffe2_recurrent.rewriting import kept_filters
+from caffe2_recurrent.rewriting.products import kept_filters
 from caffe2_recurrent.rewriting.rules import backward_loop, packed_products
 
 def fastest(kind, product, steps, is_added, ways, may_keep):
@@ -728,7 +728,7 @@ def other_layout(emit):
     """Tensors of oneDNN's as they come, whose channels come first."""
 
     def changed(emitter, kind, inputs, outputs, **arguments):
-        return emit(emitter, "Copy" if kind == kept_filters.CHANNELS_LAST else kind, inputs, outputs, **arguments)
+        return emit(emitter, "Copy" if kind == onednn.CHANNELS_LAST else kind, inputs, outputs, **arguments)
 
     return changed
 

@@ -13,6 +13,7 @@ from caffe2_recurrent.loops.reading import read_loops
 from caffe2_recurrent.loops.sizes import find_sizes
 from caffe2_recurrent.operators import is_on_onednn
 from caffe2_recurrent.rewriting.products import onednn, onednn_convolutions, onednn_over_steps, separate_rows
+from caffe2_recurrent.rewriting.products.onednn_convolutions import IN_BLOCKS, IN_ROWS
 from caffe2_recurrent.rewriting.products.onednn_over_steps import Layout, layouts
 from caffe2_recurrent.rewriting.rules import products_over_steps
 from caffe2_recurrent.rewriting.rules.products_over_steps import Size
@@ -296,8 +297,8 @@ def test_layouts_without_aten(monkeypatch):
 
 def test_layouts_as_convolutions(monkeypatch):
     monkeypatch.setattr(onednn, "ways", lambda: onednn.WAYS)
-    assert layouts(PRODUCT, 40, 100) == [Layout(40, 100), Layout(40, 100, convolved=True)]
-    assert layouts(GRADIENT, 16, 64) == [Layout(16, 64), Layout(16, 64, convolved=True)]
+    assert layouts(PRODUCT, 40, 100) == [Layout(40, 100, convolved=way) for way in (None, IN_BLOCKS, IN_ROWS)]
+    assert layouts(GRADIENT, 16, 64) == [Layout(16, 64), Layout(16, 64, convolved=IN_BLOCKS)]
     assert not any(layout.convolved for layout in layouts(GRADIENT, 16, 1))
 
 
@@ -338,14 +339,15 @@ def test_parts_are_whole_blocks(layout, widths):
 def laid_out(monkeypatch, beside, below, parts):
     """Have gradients with so many columns and rows of zeros, in parts of one column and the rest.
 
-    In no parts, have them convolved, and products too.
+    In no parts, have them convolved, and products too: those in rows if `parts` is -1.
     """
     monkeypatch.setattr(Layout, "widths", property(lambda self: [1] * (self.parts - 1) + [self.inner - self.parts + 1]))
 
     def fastest(size):
         plain = Layout(size.inner, size.outer)
-        if not parts:
-            return plain._replace(convolved=True)
+        if parts <= 0:
+            in_rows = parts < 0 and size.kind == PRODUCT
+            return plain._replace(convolved=IN_ROWS if in_rows else IN_BLOCKS)
         return plain if size.kind == PRODUCT else Layout(size.inner + beside, size.outer + below, parts)
 
     monkeypatch.setattr(products_over_steps, "fastest", fastest)
@@ -360,7 +362,7 @@ def in_any_layout(size, layout):
 LAYOUTS = [(0, 0, 2), (3, 0, 1), (0, 5, 1), (3, 5, 1), (3, 5, 3), (3, 0, 2), (0, 5, 2)]
 # Older Caffe2s cannot.
 CONVOLVES = onednn.CONVOLUTION in onednn.ways()
-LAYOUTS += [(0, 0, 0)] if CONVOLVES else []
+LAYOUTS += [(0, 0, 0), (0, 0, -1)] if CONVOLVES else []
 EVERY_LAYOUT = pytest.mark.parametrize("beside, below, parts", LAYOUTS)
 
 
@@ -368,7 +370,7 @@ EVERY_LAYOUT = pytest.mark.parametrize("beside, below, parts", LAYOUTS)
 @pytest.mark.parametrize("shape", [(T, N, 4), (T, N, 2, 2), (T, N, 17)], ids=str)
 def test_gradients_in_each_layout(shape, beside, below, parts, monkeypatch):
     laid_out(monkeypatch, beside, below, parts)
-    assert_kept(gone=[PRODUCT] + [GRADIENT] * parts if parts else [], shape=shape)
+    assert_kept(gone=[PRODUCT] + [GRADIENT] * parts if parts > 0 else [], shape=shape)
 
 
 @EVERY_LAYOUT
@@ -380,7 +382,7 @@ def test_gradients_of_an_lstm_in_each_layout(beside, below, parts, monkeypatch):
     model, blobs = support.lstm()
     rewrite = support.Optimised(["parameter_gradients", RULE])
     rewrite(model)
-    assert [operator.type for operator in in_ifs(model.net)].count(GRADIENT) == 2 * parts
+    assert [operator.type for operator in in_ifs(model.net)].count(GRADIENT) == 2 * max(parts, 0)
     support.assert_same(support.run(model, blobs), expected)
 
 
@@ -482,7 +484,7 @@ def test_a_convolved_gradient_and_another_share_a_copy(convolved, large, faster,
         return
 
     def fastest(size):
-        return Layout(size.inner, size.outer, convolved=size.results == convolved)
+        return Layout(size.inner, size.outer, convolved=IN_BLOCKS if size.results == convolved else None)
 
     monkeypatch.setattr(products_over_steps, "fastest", fastest)
     monkeypatch.setattr(onednn_over_steps, "LARGE", large)

@@ -47,7 +47,6 @@ from caffe2_recurrent.rewriting.trials import trial
 from caffe2_recurrent.scratch_workspace import scratch_workspace
 
 KEPT_FILTERS = "kept filters"
-CHANNELS_LAST = "NCHW2NHWC"
 # Step workspaces of both loops.
 FORWARD, BACKWARD = "workspaces_of_a_run", "gradient_workspaces_of_a_run"
 # The operator of the CPU whose result lies where oneDNN has its own.
@@ -205,7 +204,7 @@ def _make_tensors(
     emitter = Emitter(loop, loop.forward, product.output)
     for source, target in ((like, rows), (like_result, results)):
         first = onednn.add(emitter, onednn.TO, [source], [emitter.blob("channels_first")])
-        onednn.add(emitter, CHANNELS_LAST, [first], [target])
+        onednn.add(emitter, onednn.CHANNELS_LAST, [first], [target])
     memory = shown(results)
     # By name, the first to write it is an operator that others see.
     emitter.add("ConstantFill", [shape], memory, input_as_shape=1, value=0.0)

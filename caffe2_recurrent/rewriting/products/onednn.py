@@ -33,6 +33,7 @@ from caffe2_recurrent.scratch_workspace import scratch_workspace
 INNER_PRODUCT, CONVOLUTION = "inner product", "convolution"
 WAYS = (INNER_PRODUCT, CONVOLUTION)
 TO, FROM = "CopyCPUToIDEEP", "CopyIDEEPToCPU"
+CHANNELS_LAST = "NCHW2NHWC"
 FREE = "Free"
 WORKSPACE = "caffe2_recurrent_onednn"
 

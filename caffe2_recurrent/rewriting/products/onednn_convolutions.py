@@ -1,18 +1,28 @@
 """FC and FCGradient over all steps as convolutions with kernels of 1 x 1, by oneDNN.
 
 Where its inner products are slow its convolutions need not be: without AVX-512 some gradients of weights take less than
-half the time. R rows of a product are filters, or the channels of an image:
+half the time. R rows of a product are filters, or the channels of an image (`IN_BLOCKS`):
 
     Y = [X, 1] [W, b]'      image [W, b]' as [1, K + 1, 1, M],  filters [X, 1] as [R, K + 1, 1, 1],  result [1, R, 1, M]
     [dW, db]' = [X, 1]' dY  image dY as [1, R, 1, M],  filters [X, 1]' as [K + 1, R, 1, 1],  result [1, K + 1, 1, M]
     dX = dY W               image W as [1, M, 1, K],  filters dY as [R, M, 1, 1],  result [1, R, 1, K]
 
-Source: caffe2/ideep/operators/conv_op.cc.
+Or they are an image whose channels come last, which is how they lie (`IN_ROWS`), and so is the result:
+
+    Y = X W' + b            image [1, K, 1, R],  filters W as [M, K, 1, 1],  bias b,  result [1, M, 1, R]
+
+No operator says of rows that they are such an image. So one is made, of rows that hold nothing, by a convolution of one
+channel, and then gets the memory of an operator's result that ran for the CPU: a copy of X.
+
+Source: caffe2/ideep/operators/conv_op.cc, order_switch_ops.cc, operator_fallback_ideep.h; for a source whose channels
+come last, convolution_forward in ideep's operators/conv.hpp asks for such a result, too.
 """
 
+import numpy as np
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.rewriting.emit import Emitter
+from caffe2_recurrent.rewriting.engine_blobs import ON_CPU
 from caffe2_recurrent.rewriting.products import onednn
 from caffe2_recurrent.rewriting.products.onednn_copies import (
     as_rows,
@@ -21,6 +31,32 @@ from caffe2_recurrent.rewriting.products.onednn_copies import (
     reshape_there,
     shape_of_result,
 )
+from caffe2_recurrent.rewriting.trials import trial
+from caffe2_recurrent.rewriting.trials.timing import result
+
+IN_BLOCKS, IN_ROWS = "in blocks", "in rows"
+# Numbers of rows: as many as fill the blocks of kernels, and not.
+ROWS = (1, 2, 16, 17, 33)
+
+
+@trial.remembered
+def rows_stay_where_they_lie(inner: int, outer: int) -> bool:
+    """Whether this Caffe2 has a product `IN_ROWS` with weights `[outer, inner]`, right for any number of rows."""
+    operator = caffe2_pb2.OperatorDef(type="FC", input=["x", "w", "b"], output=["y"])
+    random = np.random.default_rng(0)
+    # Of whole numbers, so that products are exact whatever is added up first.
+    weights, bias = (random.integers(-8, 9, shape).astype(np.float32) for shape in ((outer, inner), (outer,)))
+    for count in ROWS:
+        rows = random.integers(-8, 9, (count, inner)).astype(np.float32)
+        emitter = Emitter(trial.lone_loop([*operator.input, *operator.output]), operator, "y")
+        emit_product_in_rows(emitter, operator, inner, outer, "results")
+        try:
+            found = result(emitter.operators, {"x": rows, "w": weights, "b": bias}, "y")
+        except RuntimeError:
+            return False
+        if not np.array_equal(found, rows @ weights.T + bias):
+            return False
+    return True
 
 
 def emit_product(emitter: Emitter, operator: caffe2_pb2.OperatorDef, inner: int, outer: int, results: str) -> None:
@@ -33,6 +69,35 @@ def emit_product(emitter: Emitter, operator: caffe2_pb2.OperatorDef, inner: int,
     reshape_there(emitter, image, [1, inner + 1, 1, outer])
     _convolve(emitter, image, filters, results)
     copy_back(emitter, results, operator.output[0], shape)
+
+
+def emit_product_in_rows(
+    emitter: Emitter, operator: caffe2_pb2.OperatorDef, inner: int, outer: int, results: str
+) -> None:
+    """The same, over rows where they lie."""
+    rows, weights, bias = operator.input
+    shape = shape_of_result(emitter, operator, outer)
+    filters = copy_there(emitter, weights, emitter.blob("filters"), [outer, inner, 1, 1])
+    bias_there = copy_there(emitter, bias, emitter.blob("bias"))
+    image = _image_of_rows(emitter, as_rows(emitter, rows, inner), inner)
+    onednn.add(emitter, "Conv", [image, filters, bias_there], [results], kernel=1, training_mode=1)
+    # They are in order as they lie.
+    copy_back(emitter, results, operator.output[0], shape)
+
+
+def _image_of_rows(emitter: Emitter, rows: str, width: int) -> str:
+    """`rows` `[R, width]`, copied, as an image `[1, width, 1, R]` whose channels come last."""
+    leading = emitter.new("GivenTensorInt64Fill", [], "one_channel", shape=[3], values=[1, 1, 1])
+    shape = emitter.concat([leading, emitter.new("Shape", [rows], "number_of_rows", axes=[0])], "shape_of_channel", 0)
+    channel = emitter.new("ConstantFill", [shape], "channel", input_as_shape=1, value=0.0)
+    first = copy_there(emitter, channel, emitter.blob("channel_first"))
+    last = onednn.add(emitter, onednn.CHANNELS_LAST, [first], [emitter.blob("channel_last")])
+    wide = emitter.new("ConstantFill", [], "width", shape=[width, 1, 1, 1], value=0.0)
+    image = _convolve(emitter, last, copy_there(emitter, wide, emitter.blob("width_there")), emitter.blob("image"))
+    emitter.reshape_in_place(rows, [1, width, 1, -1])
+    # Its memory has an operator that others see, so that it is freed.
+    emitter.add("ConstantFill", [], ON_CPU.format(image, "ResizeLike"), shape=[1], value=0.0)
+    return onednn.add(emitter, "ResizeLike", [rows, rows], [image])
 
 
 def emit_gradient(emitter: Emitter, operator: caffe2_pb2.OperatorDef, inner: int, outer: int, of_result: str) -> None:

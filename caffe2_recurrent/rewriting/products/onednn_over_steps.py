@@ -11,7 +11,7 @@ parts of the columns of X and W:
     for X_i, W_i in parts of [X, 0], [[W, 0], [0, 0]]:    dW_i, db, dX_i = FCGradient(X_i, W_i, dY')
     dW, dX = the parts beside each other, without what is there of the zeros
 
-Or all of it is had from convolutions, see `onednn_convolutions.py`.
+Or all of it is had from convolutions, and so are products; see `onednn_convolutions.py`.
 
 What a loop's products have in common with oneDNN, Y or dY, stays there if it is large: memory of that size comes from
 the system, and its pages cost more than the copy into them. Two gradients with one dY may share its copy.
@@ -47,12 +47,14 @@ Operators = List[caffe2_pb2.OperatorDef]
 
 
 class Layout(NamedTuple):
-    """`inner` columns of X and `outer` ones of dY, zeros among them; X in `parts`. Or `convolved`, without either."""
+    """`inner` columns of X and `outer` ones of dY, zeros among them; X in `parts`. Or `convolved`, without either: in
+    one of the ways of `onednn_convolutions`.
+    """
 
     inner: int
     outer: int
     parts: int = 1
-    convolved: bool = False
+    convolved: Optional[str] = None
 
     @property
     def widths(self) -> List[int]:
@@ -67,8 +69,10 @@ def layouts(kind: str, inner: int, outer: int) -> List[Layout]:
     plain = Layout(inner, outer)
     # With an image of one channel, as dX of one column has it, oneDNN leaves the result in another order than it says.
     can_convolve = onednn.CONVOLUTION in onednn.ways() and outer > 1
-    convolved = [plain._replace(convolved=True)] if can_convolve else []
+    convolved = [plain._replace(convolved=onednn_convolutions.IN_BLOCKS)] if can_convolve else []
     if kind == PRODUCT:
+        if can_convolve and onednn_convolutions.rows_stay_where_they_lie(inner, outer):
+            convolved.append(plain._replace(convolved=onednn_convolutions.IN_ROWS))
         return [plain, *convolved]
     full = Layout(_whole_blocks(inner, INNER_BLOCK), _whole_blocks(outer, OUTER_BLOCK))
     if full != plain and aten_is_missing():
@@ -96,13 +100,13 @@ def in_a_net(
     """Operators of the outer net in place of `operator`, over `rows` rows, if known; `plain` has no zeros and parts."""
     emitter = Emitter(loop, operator, operator.output[0])
     stays = _stays(operator.type, layout, rows)
-    results = shared.blob if shared is not None else _results(emitter, layout, stays)
+    results = shared.blob if shared is not None else _results(emitter, operator.type, layout, stays)
     is_there = shared is not None and shared.is_there
     if operator.type == PRODUCT:
         left, weights, bias = operator.input
         for blob, dimensions in ((as_rows(emitter, left, plain.inner), 2), (weights, 2), (bias, 1)):
             only_floats.emit(emitter, blob, dimensions)
-        emit_product = onednn_convolutions.emit_product if layout.convolved else _emit_product
+        emit_product = _PRODUCTS[layout.convolved]
         emit_product(emitter, operator, layout.inner, layout.outer, results)
     else:
         if not is_there:
@@ -122,22 +126,24 @@ def in_a_net(
 def to_share(loop: Loop, operator: caffe2_pb2.OperatorDef, layout: Layout, rows: Optional[int]) -> Shared:
     """A blob for the copy of dY that `operator` is to leave for another gradient of this layout."""
     stays = _stays(operator.type, layout, rows)
-    return Shared(_results(Emitter(loop, operator, operator.output[0]), layout, stays), False)
+    return Shared(_results(Emitter(loop, operator, operator.output[0]), operator.type, layout, stays), False)
 
 
 def _stays(kind: str, layout: Layout, rows: Optional[int]) -> bool:
-    """Whether Y or dY stays in oneDNN's memory: what is large, and not blocked as the result of a convolution is."""
-    return (rows or 0) * layout.outer * FLOAT >= LARGE and not (kind == PRODUCT and layout.convolved)
+    """Whether Y or dY stays in oneDNN's memory: what is large, and not in blocks, as the result of a convolution is."""
+    in_blocks = kind == PRODUCT and layout.convolved == onednn_convolutions.IN_BLOCKS
+    return (rows or 0) * layout.outer * FLOAT >= LARGE and not in_blocks
 
 
-def _results(emitter: Emitter, layout: Layout, stays: bool) -> str:
-    """The blob of oneDNN for Y or dY; if it stays, the same one for all products of the loop."""
+def _results(emitter: Emitter, kind: str, layout: Layout, stays: bool) -> str:
+    """The blob of oneDNN for Y or dY; if it stays, the same one for all products of the loop, if it is laid out so."""
     if not stays:
         return emitter.blob("results")
-    key = ("onednn", "results", layout.outer)
+    in_rows = kind == PRODUCT and layout.convolved == onednn_convolutions.IN_ROWS
+    key = ("onednn", "results", layout.outer, in_rows)
     made = emitter.loop.made
     if key not in made:
-        made[key] = emitter.blob("results_to_keep")
+        made[key] = emitter.blob("results_in_rows" if in_rows else "results_to_keep")
     return made[key]
 
 
@@ -164,6 +170,13 @@ def _emit_product(emitter: Emitter, operator: caffe2_pb2.OperatorDef, inner: int
     ]
     onednn.add(emitter, "FC", inputs, [results], training_mode=1)
     copy_back(emitter, results, operator.output[0], shape)
+
+
+_PRODUCTS = {
+    None: _emit_product,
+    onednn_convolutions.IN_BLOCKS: onednn_convolutions.emit_product,
+    onednn_convolutions.IN_ROWS: onednn_convolutions.emit_product_in_rows,
+}
 
 
 def _emit_gradient(
