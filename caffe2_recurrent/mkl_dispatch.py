@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import subprocess
 import sys
+
+from caffe2_recurrent import processor
 
 VARIABLE = "MKL_DEBUG_CPU_TYPE"
 # What a processor has to have for a value.
@@ -19,7 +20,6 @@ VALUES = {
     "5": frozenset(["avx2", "fma"]),
     "7": frozenset(["avx512f", "avx512dq", "avx512cd", "avx512bw", "avx512vl"]),
 }
-CPUINFO = "/proc/cpuinfo"
 SECONDS_TO_WAIT = 60
 
 PRODUCT = """
@@ -55,7 +55,7 @@ def gain() -> Gain | None:
     None where none is meant for the processor but the one that is set already, and where Caffe2 does not run.
     """
     as_it_is = os.environ.get(VARIABLE)
-    values = [value for value in _values_for(_processor()) if value != as_it_is]
+    values = [value for value in _values() if value != as_it_is]
     now = _seconds({}) if values else None
     found = [(seconds, value) for value in values for seconds in [_seconds({VARIABLE: value})] if seconds]
     if not now or not found:
@@ -64,21 +64,11 @@ def gain() -> Gain | None:
     return Gain(best, now / least)
 
 
-def _values_for(processor: str) -> list[str]:
-    """What the variable may be for a processor with AVX2 that is not Intel's; `processor` is how Linux describes it."""
-    vendor = re.search(r"^vendor_id\s*:\s*(\S+)", processor, re.MULTILINE)
-    flags = re.search(r"^flags\s*:\s*(.*)", processor, re.MULTILINE)
-    if not vendor or not flags or vendor.group(1) == "GenuineIntel":
+def _values() -> list[str]:
+    """What the variable may be for a processor with AVX2 that is not Intel's."""
+    if processor.vendor() in ("", "GenuineIntel"):
         return []
-    return [value for value, needed in VALUES.items() if needed.issubset(flags.group(1).split())]
-
-
-def _processor() -> str:
-    try:
-        with open(CPUINFO, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""
+    return [value for value, needed in VALUES.items() if needed <= processor.flags()]
 
 
 def _seconds(more: dict[str, str]) -> float | None:

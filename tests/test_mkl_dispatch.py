@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from caffe2_recurrent import mkl_dispatch
+from caffe2_recurrent import mkl_dispatch, processor
 from caffe2_recurrent.mkl_dispatch import VARIABLE, Gain
 from test_doctor import SOUND, rows
 
@@ -20,7 +20,7 @@ def on_amd(monkeypatch, tmp_path):
     """Returns a function that says what the processor says of itself."""
     path = tmp_path / "cpuinfo"
     monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setattr(mkl_dispatch, "CPUINFO", str(path))
+    monkeypatch.setattr(processor, "CPUINFO", str(path))
     path.write_text(AMD)
     return path.write_text
 
@@ -68,7 +68,7 @@ def test_other_processors(text, on_amd, monkeypatch):
 
 
 def test_a_system_that_does_not_tell(on_amd, monkeypatch):
-    monkeypatch.setattr(mkl_dispatch, "CPUINFO", "/nowhere/cpuinfo")
+    monkeypatch.setattr(processor, "CPUINFO", "/nowhere/cpuinfo")
     times(monkeypatch, {None: 0.5, "5": 0.2})
     assert mkl_dispatch.gain() is None
 

@@ -526,7 +526,8 @@ def test_the_form_behind_a_product(by_kind, other, taken, trains, promised, monk
     form = behind_a_product(tried, trains, monkeypatch)
     assert form is taken
     # Where two step workspaces are enough oneDNN may have the product, and the sigmoid of it.
-    may_keep = Keeping.FILTERS if promised and not trains else Keeping.NOTHING
+    filters = Keeping.NOTHING if trains else Keeping.FILTERS
+    may_keep = Keeping.PLANS | filters if promised else Keeping.NOTHING
     expected = lstm_unit.Behind(support.T, support.N, support.D, support.DIM_IN, ROWS, may_keep)
     forms = {ByTanh, ByKind} if trains else {ByTanh, ByHalves, ByKind, *([WithoutCandidate] if promised else [])}
     assert seen == [(expected, support.D, forms, trains)]

@@ -7,9 +7,10 @@ from caffe2.python import workspace
 import rewriting_support as support
 from caffe2_recurrent import optimize
 from caffe2_recurrent.operator_arguments import integer, net
+from caffe2_recurrent.rewriting import loop_trial
 from caffe2_recurrent.rewriting.rules.executor_threads import OFF, ON
 from caffe2_recurrent.rewriting.rules.unrolled_steps import UNROLLED
-from caffe2_recurrent.rewriting.trials import loop_trial, timing, trial
+from caffe2_recurrent.rewriting.trials import timing, trial
 from caffe2_recurrent.rewriting.trials.timing import Seconds, prepared
 
 RULES = ["executor_threads", "unrolled_steps"]

@@ -240,6 +240,7 @@ def test_products_behind_each_other_around_a_loop():
     ids=["faster", "within the error of a trial"],
 )
 def test_a_loss_where_a_trial_finds_one(as_it_is, faster, monkeypatch):
+    monkeypatch.setattr(products_over_steps, "may_be_in_rows", lambda loop: True)
     seen = []
 
     def seconds(size, layout):
@@ -249,7 +250,7 @@ def test_a_loss_where_a_trial_finds_one(as_it_is, faster, monkeypatch):
     monkeypatch.setattr(products_over_steps, "seconds", seconds)
     slower = "for [27, 2] x [2, 16] oneDNN is not faster"
     assert said(RULE, loss=True) == [None if gain else slower for gain in faster]
-    assert set(seen) == {Size(PRODUCT, 27, 2, 16, 1), Size(GRADIENT, 27, 2, 16, 3)}
+    assert set(seen) == {Size(PRODUCT, 27, 2, 16, 1, may_be_in_rows=True), Size(GRADIENT, 27, 2, 16, 3)}
 
 
 @pytest.mark.parametrize("rows, tried", [(64000, 6675), (700, 700), (6675, 6675)])
@@ -260,6 +261,7 @@ def test_a_trial_of_many_rows_is_made_with_fewer(rows, tried, monkeypatch):
 
 SIZES = [
     Size(PRODUCT, 6, 5, 7, 1),
+    Size(PRODUCT, 6, 5, 7, 1, may_be_in_rows=True),
     Size(GRADIENT, 6, 5, 7, 2),
     Size(GRADIENT, 6, 5, 7, 3),
     Size(GRADIENT, 6, 256, 64, 2),
@@ -269,7 +271,8 @@ SIZES = [
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_products_are_tried(size):
     """Each of them runs by itself, in all layouts; nobody knows how long that takes."""
-    found = {layout: products_over_steps.seconds(size, layout) for layout in [None, *layouts(*size[:1], *size[2:4])]}
+    ways = layouts(size.kind, size.inner, size.outer, size.may_be_in_rows)
+    found = {layout: products_over_steps.seconds(size, layout) for layout in [None, *ways]}
     assert min(found.values()) > 0
     del found[None]
     assert found[products_over_steps.fastest(size)] == min(found.values())
@@ -591,6 +594,22 @@ def test_a_wrong_convolution_is_seen(kind, monkeypatch):
 
     monkeypatch.setattr(onednn_convolutions, "_with_ones", with_ones_in_front)
     with pytest.raises(AssertionError, match="output 0" if kind == PRODUCT else "gradient of [wb]"):
+        assert_kept()
+
+
+def test_a_wrong_image_of_rows_is_seen(monkeypatch):
+    """One of rows in another order."""
+    if not CONVOLVES:
+        return
+    laid_out(monkeypatch, 0, 0, -1)
+    image_of_rows = onednn_convolutions._image_of_rows
+
+    def the_other_way_round(emitter, rows, width):
+        turned = emitter.aten("flip", [rows], "turned", dims=[0])
+        return image_of_rows(emitter, turned, width)
+
+    monkeypatch.setattr(onednn_convolutions, "_image_of_rows", the_other_way_round)
+    with pytest.raises(AssertionError, match="output 0"):
         assert_kept()
 
 

@@ -12,12 +12,14 @@ from caffe2.proto import caffe2_pb2
 
 class Keeping(enum.IntFlag):
     """What may outlive the operators that make it: filters that oneDNN lays out, for the steps of a run
-    (`kept_filters.py`); and what is made of weights, for other runs (`unchanged_weights.py`).
+    (`kept_filters.py`); what is made of weights, for other runs (`unchanged_weights.py`); and what oneDNN has planned
+    for a number of threads, where plans depend on that (`onednn_convolutions.py`).
     """
 
     NOTHING = 0
     FILTERS = 1
     WEIGHTS = 2
+    PLANS = 4
 
 
 class Parameter(NamedTuple):

@@ -122,7 +122,9 @@ def _in_place(loop: Loop) -> Loop:
 def _what_may_be_kept(loop: Loop, constant_threads: bool) -> Keeping:
     of_weights = Keeping.WEIGHTS if unchanged_weights.may_be_kept(loop) else Keeping.NOTHING
     is_for_two = BACKWARD_LOOP in loop.rules if loop.gradient is not None else not loop.has_backward_step
-    return of_weights | (Keeping.FILTERS if constant_threads and is_for_two else Keeping.NOTHING)
+    if not constant_threads:
+        return of_weights
+    return of_weights | Keeping.PLANS | (Keeping.FILTERS if is_for_two else Keeping.NOTHING)
 
 
 def _apply_all(

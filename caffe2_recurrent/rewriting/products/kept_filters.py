@@ -13,17 +13,15 @@ workspaces, which no other loop has, and the engine makes new ones.
 That is not enough where a thread gets another number of OpenMP's threads. What is planned for some sizes is remembered
 in each thread, without that number; what is made of the plan, in the process, with it. So a later run may have filters
 in another order than they are read, and write behind its memory. No operator tells that number, so that only who says
-that it stays has such products (`constant_threads`). One change is not the caller's: ATen sets the number, to that of
-MKL's threads, when it first has something for several threads to do in a thread. Therefore steps begin with an operator
-of ATen's that does so whatever the sizes.
+that it stays has such products (`constant_threads`). One change is not the caller's, but ATen's. Therefore steps begin
+with what `thread_numbers.py` is about.
 
 Both tensors of oneDNN's are made in front of the loop, for as many rows as the run has. The memory of the results is
 that of a blob of the CPU's, which steps read; no operator of theirs writes it by that name. So until all else is done
 there is an operator in its place that copies the results back.
 
 Source: caffe2/ideep/operators/conv_op.cc, utility_ops.cc, operator_fallback_ideep.h; for a source whose channels come
-last, convolution_forward in ideep's operators/conv.hpp asks for such a result, too; lazy_init_num_threads in ATen's
-Parallel.h.
+last, convolution_forward in ideep's operators/conv.hpp asks for such a result, too.
 """
 
 import contextlib
@@ -37,9 +35,9 @@ from caffe2.python import workspace
 from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.operator_arguments import integer, set_arguments
 from caffe2_recurrent.operators import SUM, copied, is_on_onednn, new_operator
-from caffe2_recurrent.rewriting.emit import ATEN, Emitter
+from caffe2_recurrent.rewriting.emit import Emitter
 from caffe2_recurrent.rewriting.engine_blobs import ON_CPU
-from caffe2_recurrent.rewriting.products import onednn, onednn_copies
+from caffe2_recurrent.rewriting.products import onednn, onednn_copies, thread_numbers
 from caffe2_recurrent.rewriting.products.convolved import number_of_rows
 from caffe2_recurrent.rewriting.products.product import Product
 from caffe2_recurrent.rewriting.steps import dataflow
@@ -152,18 +150,8 @@ def in_place(
                 # Nets that run operators side by side would not know otherwise what it has to wait for.
                 operator.control_input.append(source)
     if keeps and keeping:
-        made[:0] = _threads_set(keeping[0])
+        made[:0] = thread_numbers.set_at_once(keeping[0].output[0])
     return made
-
-
-def _threads_set(convolution: caffe2_pb2.OperatorDef) -> Operators:
-    """Operators after which ATen does not set the number of threads in this thread any more."""
-    number = convolution.output[0] + "_number"
-    plain = caffe2_pb2.OperatorDef()
-    return [
-        new_operator("ConstantFill", [], [number], plain, shape=[1], value=1.0),
-        new_operator(ATEN, [number], [number + "_alone"], plain, operator="softmax", dim=0),
-    ]
 
 
 def _may_be_shown(operators: Operators, copy: str) -> bool:

@@ -14,6 +14,10 @@ Or they are an image whose channels come last, which is how they lie (`IN_ROWS`)
 No operator says of rows that they are such an image. So one is made, of rows that hold nothing, by a convolution of one
 channel, and then gets the memory of an operator's result that ran for the CPU: a copy of X.
 
+On processors with AVX-512 the order of such filters depends on the number of OpenMP's threads, and oneDNN takes a plan
+for another number than it lays them out for, as `kept_filters.py` says. So there that needs the caller's promise that
+the number stays, but for what `thread_numbers.py` is about.
+
 Source: caffe2/ideep/operators/conv_op.cc, order_switch_ops.cc, operator_fallback_ideep.h; for a source whose channels
 come last, convolution_forward in ideep's operators/conv.hpp asks for such a result, too.
 """
@@ -21,9 +25,12 @@ come last, convolution_forward in ideep's operators/conv.hpp asks for such a res
 import numpy as np
 from caffe2.proto import caffe2_pb2
 
+from caffe2_recurrent import processor
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.parts import Keeping
 from caffe2_recurrent.rewriting.emit import Emitter
 from caffe2_recurrent.rewriting.engine_blobs import ON_CPU
-from caffe2_recurrent.rewriting.products import onednn
+from caffe2_recurrent.rewriting.products import onednn, thread_numbers
 from caffe2_recurrent.rewriting.products.onednn_copies import (
     as_rows,
     copy_back,
@@ -36,7 +43,12 @@ from caffe2_recurrent.rewriting.trials.timing import result
 
 IN_BLOCKS, IN_ROWS = "in blocks", "in rows"
 # Numbers of rows: as many as fill the blocks of kernels, and not.
-ROWS = (1, 2, 16, 17, 33)
+ROWS = (1, 2, 17, 400)
+
+
+def may_be_in_rows(loop: Loop) -> bool:
+    """Whether products in front of the loop may be `IN_ROWS` as far as threads are concerned."""
+    return Keeping.PLANS in loop.may_keep or not processor.may_have("avx512f")
 
 
 @trial.remembered
@@ -76,6 +88,7 @@ def emit_product_in_rows(
 ) -> None:
     """The same, over rows where they lie."""
     rows, weights, bias = operator.input
+    emitter.operators += thread_numbers.set_at_once(emitter.blob("threads"))
     shape = shape_of_result(emitter, operator, outer)
     filters = copy_there(emitter, weights, emitter.blob("filters"), [outer, inner, 1, 1])
     bias_there = copy_there(emitter, bias, emitter.blob("bias"))

@@ -64,14 +64,14 @@ class Layout(NamedTuple):
         return [end - start for start, end in zip([0, *ends], ends)]
 
 
-def layouts(kind: str, inner: int, outer: int) -> List[Layout]:
+def layouts(kind: str, inner: int, outer: int, may_be_in_rows: bool = True) -> List[Layout]:
     """The layouts that an operator of `kind` can be had in; the first is without zeros and parts."""
     plain = Layout(inner, outer)
     # With an image of one channel, as dX of one column has it, oneDNN leaves the result in another order than it says.
     can_convolve = onednn.CONVOLUTION in onednn.ways() and outer > 1
     convolved = [plain._replace(convolved=onednn_convolutions.IN_BLOCKS)] if can_convolve else []
     if kind == PRODUCT:
-        if can_convolve and onednn_convolutions.rows_stay_where_they_lie(inner, outer):
+        if can_convolve and may_be_in_rows and onednn_convolutions.rows_stay_where_they_lie(inner, outer):
             convolved.append(plain._replace(convolved=onednn_convolutions.IN_ROWS))
         return [plain, *convolved]
     full = Layout(_whole_blocks(inner, INNER_BLOCK), _whole_blocks(outer, OUTER_BLOCK))

@@ -10,9 +10,9 @@ from caffe2_recurrent.operators import as_bytes, is_on_onednn
 from caffe2_recurrent.rewriting.emit import is_aten
 from caffe2_recurrent.rewriting.products import onednn, product_ways
 from caffe2_recurrent.rewriting.products.product import Product
+from caffe2_recurrent.rewriting.products.step_subject import subject_of
 from caffe2_recurrent.rewriting.steps.sole_readers import Operators, drop_reader, sole_reader
 from caffe2_recurrent.rewriting.trials import trial
-from caffe2_recurrent.rewriting.trials.step_subject import subject_of
 from caffe2_recurrent.rewriting.trials.timing import Seconds, Subject
 
 SIGMOID = "Sigmoid"

@@ -12,9 +12,9 @@ from caffe2_recurrent.operator_arguments import integer, integers, set_arguments
 from caffe2_recurrent.operators import is_on_onednn
 from caffe2_recurrent.rewriting.products import onednn, product_ways
 from caffe2_recurrent.rewriting.products.product import LAST_TWO, Product
+from caffe2_recurrent.rewriting.products.step_subject import subject_of
 from caffe2_recurrent.rewriting.steps.rows import FEATURES
 from caffe2_recurrent.rewriting.trials import trial
-from caffe2_recurrent.rewriting.trials.step_subject import subject_of
 from caffe2_recurrent.rewriting.trials.timing import Seconds, Subject
 
 FC, TRANSPOSED, MULTIPLICATION = "FC", "FCTransposed", "BatchMatMul"

@@ -7,12 +7,11 @@ from caffe2_recurrent.executor import ENABLE, set_rnn_executor_config
 from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.operator_arguments import argument, integer
-from caffe2_recurrent.rewriting import passes
+from caffe2_recurrent.rewriting import loop_trial, passes
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.rules.backward_loop import BackwardLoop
 from caffe2_recurrent.rewriting.rules.unrolled_steps import UnrolledSteps
 from caffe2_recurrent.rewriting.steps.overlap import THREADS, switch_executor_off, why_steps_may_overlap
-from caffe2_recurrent.rewriting.trials import loop_trial
 
 # From here on operators are worth several threads each, which those of the executor do not get. On one thread the
 # executor gains nothing with states of this size; with two, an LSTM of 32 x 256 trains in half the time without it.

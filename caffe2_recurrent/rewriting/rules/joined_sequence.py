@@ -21,6 +21,7 @@ from caffe2_recurrent.rewriting.products.step_products import (
     TRANSPOSED_ROWS,
     weights_shape,
 )
+from caffe2_recurrent.rewriting.products.step_subject import subject_of
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.rules.packed_products import PackedProducts, what_may_be_kept
 from caffe2_recurrent.rewriting.rules.products_over_steps import ProductsOverSteps
@@ -28,7 +29,6 @@ from caffe2_recurrent.rewriting.rules.sequence_bias import SequenceBias
 from caffe2_recurrent.rewriting.steps import dataflow
 from caffe2_recurrent.rewriting.steps.rows import DIMENSIONS, FEATURES, with_rows
 from caffe2_recurrent.rewriting.trials import trial
-from caffe2_recurrent.rewriting.trials.step_subject import subject_of
 from caffe2_recurrent.rewriting.trials.timing import Seconds, Subject
 from caffe2_recurrent.wiring import Link
 

@@ -214,7 +214,7 @@ def _form(size: int, batch: Optional[int], trains: bool, product: Optional[Behin
     found: Dict[Type[Form], Seconds] = _tried(size, batch, trains)
     fastest = min(found, key=lambda form: found[form].step)
     others = [form for form in _of_use(ONLY_SPLIT, trains) if form is not ByKind or batch * size >= FEWEST_BY_KIND]
-    if product is not None and product.may_keep:
+    if product is not None and product.may_keep & (Keeping.FILTERS | Keeping.WEIGHTS):
         # A sigmoid may be taken where a product has been made.
         others.append(BySigmoid if trains else WithoutCandidate)
     if product is None or {fastest}.issuperset(others):

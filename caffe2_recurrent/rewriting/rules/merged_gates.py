@@ -14,6 +14,7 @@ from caffe2_recurrent.rewriting import passes
 from caffe2_recurrent.rewriting.products.onednn import Product
 from caffe2_recurrent.rewriting.products.sigmoids import sigmoid_of
 from caffe2_recurrent.rewriting.products.step_products import FC, read_product, weights_shape
+from caffe2_recurrent.rewriting.products.step_subject import subject_of
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.rules.packed_products import PackedProducts, what_may_be_kept
 from caffe2_recurrent.rewriting.steps import columns, dataflow
@@ -22,7 +23,6 @@ from caffe2_recurrent.rewriting.steps.columns import SPLIT
 from caffe2_recurrent.rewriting.steps.overlap import has_threads_given, why_executor_pays
 from caffe2_recurrent.rewriting.steps.rows import FEATURES
 from caffe2_recurrent.rewriting.trials import trial
-from caffe2_recurrent.rewriting.trials.step_subject import subject_of
 from caffe2_recurrent.rewriting.trials.timing import Seconds, Subject
 
 # It must be faster by this factor, in the step and in what is done before the loop.

@@ -120,7 +120,7 @@ class PackedProducts(Rule):
 def what_may_be_kept(loop: Loop, sizes: Sizes) -> Keeping:
     """What may be kept of products of the steps, as far as it is known before they are looked at."""
     if Keeping.FILTERS in loop.may_keep and loop.gradient is not None and not _becomes_two(loop, sizes):
-        return Keeping.NOTHING
+        return loop.may_keep & ~Keeping.FILTERS
     return loop.may_keep
 
 

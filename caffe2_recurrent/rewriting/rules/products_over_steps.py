@@ -16,6 +16,7 @@ from caffe2_recurrent.rewriting.products import (
     shared_gradients,
 )
 from caffe2_recurrent.rewriting.products.net_products import GRADIENT, PRODUCT
+from caffe2_recurrent.rewriting.products.onednn_convolutions import may_be_in_rows
 from caffe2_recurrent.rewriting.products.onednn_over_steps import Layout, Shared, layouts
 from caffe2_recurrent.rewriting.products.step_products import GAIN, weights_shape
 from caffe2_recurrent.rewriting.rule import Rule, Site
@@ -30,6 +31,7 @@ class Size(NamedTuple):
     """An operator `kind` over `rows` rows of `inner` elements, with weights `[outer, inner]`, that makes `results`.
 
     `has_bias` and `has_columns`: what a gradient by MKL has from another one, see `gradients_apart.Shared`.
+    `may_be_in_rows`: whether oneDNN may have rows of a product where they lie.
     """
 
     kind: str
@@ -39,6 +41,7 @@ class Size(NamedTuple):
     results: int
     has_bias: bool = False
     has_columns: bool = False
+    may_be_in_rows: bool = False
 
 
 class ProductsOverSteps(Rule):
@@ -66,7 +69,9 @@ class ProductsOverSteps(Rule):
         if reason is not None:
             return reason
         outer, inner = _shape(loop, operator, sizes)
-        return None if _safe(operator.type, inner, outer) else separate_rows.why_not(inner, outer)
+        if _safe(operator.type, inner, outer, may_be_in_rows(loop)):
+            return None
+        return separate_rows.why_not(inner, outer)
 
     def loss(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
         size = _size(loop, site, sizes)
@@ -81,7 +86,8 @@ class ProductsOverSteps(Rule):
         operator = operators[position]
         size = _size(loop, site, sizes)
         outer, inner = _shape(loop, operator, sizes)
-        layout = _safe(operator.type, inner, outer)[0] if size is None else fastest(size)
+        safe = _safe(operator.type, inner, outer, may_be_in_rows(loop))
+        layout = safe[0] if size is None else fastest(size)
         rows = None if size is None else size.rows
         shared = self._shared(loop, site, layout, sizes)
         made = onednn_over_steps.in_a_net(loop, operator, Layout(inner, outer), layout, rows, shared)
@@ -125,25 +131,30 @@ def _size(loop: Loop, site: Site, sizes: Sizes) -> Optional[Size]:
         return None
     size = Size(operator.type, *found, len(operator.output))
     if operator.type == PRODUCT:
-        return size
+        return size._replace(may_be_in_rows=may_be_in_rows(loop))
     apart = shared_gradients.size_of(loop, operators, operator, sizes)
     assert apart is not None
     return size._replace(has_bias=apart.has_bias, has_columns=apart.has_columns)
 
 
-def _safe(kind: str, inner: int, outer: int) -> List[Layout]:
+def _safe(kind: str, inner: int, outer: int, may_be_in_rows: bool) -> List[Layout]:
     """The layouts in which what is no number stays in its row; the gradients of what may be none are 0."""
-    return [layout for layout in layouts(kind, inner, outer) if kind == GRADIENT or separate_rows.over_steps(layout)]
+    found = layouts(kind, inner, outer, may_be_in_rows)
+    return [layout for layout in found if kind == GRADIENT or separate_rows.over_steps(layout)]
+
+
+def _safe_for(size: Size) -> List[Layout]:
+    return _safe(size.kind, size.inner, size.outer, size.may_be_in_rows)
 
 
 def fastest(size: Size) -> Layout:
-    return min(_safe(size.kind, size.inner, size.outer), key=lambda layout: seconds(size, layout))
+    return min(_safe_for(size), key=lambda layout: seconds(size, layout))
 
 
 def seconds(size: Size, layout: Optional[Layout]) -> float:
     """The time of such a product by itself: in a layout of oneDNN's, or by MKL if that is None."""
     rows = trial.rows_to_try(size.rows, size.inner, size.outer, ENOUGH)
-    safe = tuple(_safe(size.kind, size.inner, size.outer))
+    safe = tuple(_safe_for(size))
     found: Dict[Optional[Layout], Seconds] = _tried(size._replace(rows=rows), safe)
     return found[layout].step
 

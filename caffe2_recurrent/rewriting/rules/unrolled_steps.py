@@ -10,14 +10,13 @@ from caffe2_recurrent.loops.parts import Unrolled
 from caffe2_recurrent.loops.sizes import Shape, Sizes
 from caffe2_recurrent.operator_arguments import STATES, strings
 from caffe2_recurrent.operators import SHOWING, is_on_onednn
-from caffe2_recurrent.rewriting import unrolled
+from caffe2_recurrent.rewriting import loop_trial, unrolled
 from caffe2_recurrent.rewriting.backward_pass import state_gradients
 from caffe2_recurrent.rewriting.products import kept_filters, row_biases
 from caffe2_recurrent.rewriting.products.nnpack import is_by_nnpack
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.steps import overlap, step_shapes
 from caffe2_recurrent.rewriting.steps.rows import DIMENSIONS
-from caffe2_recurrent.rewriting.trials import loop_trial
 
 # Operators and links of all steps. From here on they do not stay in the cache from run to run, and a training loop is
 # made two by `backward_loop`.

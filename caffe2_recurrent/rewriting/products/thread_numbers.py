@@ -1,0 +1,25 @@
+"""The number of OpenMP's threads, which ATen sets in each thread, to that of MKL's, when it first has much to do there.
+
+What oneDNN has planned before that is for another number. So operators for which that matters come behind one of
+ATen's that has the number set at once, whatever its sizes; from then on ATen leaves it alone.
+
+Source: lazy_init_num_threads in ATen's Parallel.h.
+"""
+
+from typing import List
+
+from caffe2.proto import caffe2_pb2
+
+from caffe2_recurrent.operators import new_operator
+from caffe2_recurrent.rewriting.emit import ATEN, aten_is_missing
+
+
+def set_at_once(stem: str) -> List[caffe2_pb2.OperatorDef]:
+    """Operators that have it set, with blobs whose names start with `stem`; none where there is no ATen."""
+    if aten_is_missing():
+        return []
+    plain, number = caffe2_pb2.OperatorDef(), stem + "_number"
+    return [
+        new_operator("ConstantFill", [], [number], plain, shape=[1], value=1.0),
+        new_operator(ATEN, [number], [number + "_alone"], plain, operator="softmax", dim=0),
+    ]
