@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 CPUINFO = "/proc/cpuinfo"
@@ -9,13 +10,13 @@ CPUINFO = "/proc/cpuinfo"
 
 def vendor() -> str:
     """As the processor names it, like `GenuineIntel`; empty where that is not known."""
-    found = re.search(r"^vendor_id\s*:\s*(\S+)", _description(), re.MULTILINE)
+    found = re.search(r"^vendor_id\s*:\s*(\S+)", _description(CPUINFO), re.MULTILINE)
     return found.group(1) if found else ""
 
 
 def flags() -> frozenset[str]:
     """The instructions and features that it has, like `avx2`; none where they are not known."""
-    found = re.search(r"^flags\s*:\s*(.*)", _description(), re.MULTILINE)
+    found = re.search(r"^flags\s*:\s*(.*)", _description(CPUINFO), re.MULTILINE)
     return frozenset(found.group(1).split()) if found else frozenset()
 
 
@@ -25,9 +26,11 @@ def may_have(flag: str) -> bool:
     return not known or flag in known
 
 
-def _description() -> str:
+# Of many processors it takes the system a while to describe all.
+@functools.lru_cache(maxsize=None)
+def _description(path: str) -> str:
     try:
-        with open(CPUINFO, encoding="utf-8", errors="replace") as file:
+        with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()
     except OSError:
         return ""

@@ -49,10 +49,9 @@ def copied_blobs(loop: Loop, problems: Problems) -> Blobs:
         # The engine wants to find the gradients of further sequences, in their size.
         made.difference_update(loop.gradient.others)
     # What is laid out for oneDNN cannot be copied, but laid out again.
-    made.update(blob for operator in loop.surroundings.laying_out for blob in operator.output)
-    read = [blob for operator in [*loop.surroundings.laying_out, *operators] for blob in operator.input] + sorted(
-        loop.references
-    )
+    laying_out = loop.surroundings.laying_out
+    made.update(blob for operator in laying_out for blob in operator.output)
+    read = [blob for operator in [*laying_out, *operators] for blob in operator.input] + sorted(loop.references)
     wanted = [blob for blob in dict.fromkeys(read) if blob not in made]
     linked = [link.outer for link in loop.all_links if link.outer not in made]
     there = {blob: workspace.FetchBlob(blob) for blob in wanted + linked if workspace.HasBlob(blob)}

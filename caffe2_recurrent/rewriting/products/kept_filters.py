@@ -150,7 +150,7 @@ def in_place(
                 # Nets that run operators side by side would not know otherwise what it has to wait for.
                 operator.control_input.append(source)
     if keeps and keeping:
-        made[:0] = thread_numbers.set_at_once(keeping[0].output[0])
+        made[:0] = thread_numbers.set_at_once(keeping[0].output[0] + "_number")
     return made
 
 

@@ -88,7 +88,7 @@ def emit_product_in_rows(
 ) -> None:
     """The same, over rows where they lie."""
     rows, weights, bias = operator.input
-    emitter.operators += thread_numbers.set_at_once(emitter.blob("threads"))
+    emitter.operators += thread_numbers.set_at_once(emitter.blob("number"))
     shape = shape_of_result(emitter, operator, outer)
     filters = copy_there(emitter, weights, emitter.blob("filters"), [outer, inner, 1, 1])
     bias_there = copy_there(emitter, bias, emitter.blob("bias"))

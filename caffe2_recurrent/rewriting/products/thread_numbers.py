@@ -14,11 +14,11 @@ from caffe2_recurrent.operators import new_operator
 from caffe2_recurrent.rewriting.emit import ATEN, aten_is_missing
 
 
-def set_at_once(stem: str) -> List[caffe2_pb2.OperatorDef]:
-    """Operators that have it set, with blobs whose names start with `stem`; none where there is no ATen."""
+def set_at_once(number: str) -> List[caffe2_pb2.OperatorDef]:
+    """Operators that have it set, over a new blob `number`; none where there is no ATen."""
     if aten_is_missing():
         return []
-    plain, number = caffe2_pb2.OperatorDef(), stem + "_number"
+    plain = caffe2_pb2.OperatorDef()
     return [
         new_operator("ConstantFill", [], [number], plain, shape=[1], value=1.0),
         new_operator(ATEN, [number], [number + "_alone"], plain, operator="softmax", dim=0),
