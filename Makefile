@@ -33,7 +33,7 @@ test: lint ## lint, check types, run all tests with coverage
 conformance: setup ## run Caffe2's own tests with its builder, with ours, and with optimised nets
 	$(bin)/python conformance/run.py $(CONFORMANCE_ARGS)
 
-bench: setup ## time all against Caffe2 and PyTorch (half an hour); writes benchmarks/RESULTS.md
+bench: setup ## time all against Caffe2 and PyTorch (an hour); writes benchmarks/RESULTS.md
 	$(bin)/python benchmarks/bench.py $(BENCH_ARGS)
 
 lint: setup ## ruff and mypy
