@@ -25,6 +25,7 @@ from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Nam
 import caffe2_recurrent
 from caffe2_recurrent import optimized_runs
 from caffe2_recurrent.arguments import read_flag
+from caffe2_recurrent.optimized_once import Flags, Optimizer
 from caffe2_recurrent.problems import Problems, given
 from caffe2_recurrent.rewriting import Report, read_rules
 
@@ -78,6 +79,7 @@ def install(
     rules: Optional[Iterable[str]] = None,
     even_if_slower: bool = False,
     trials: bool = True,
+    constant_threads: bool = False,
     on_report: Optional[Callable[[Report], Any]] = None,
 ) -> Installation:
     """Let everybody who uses `caffe2.python.recurrent` use ours, whether they imported it before or will later.
@@ -87,11 +89,11 @@ def install(
 
     Args:
         optimize: from now on optimise each net that goes through `workspace.CreateNet`, `RunNetOnce` or `RunPlan`, as
-            `caffe2_recurrent.optimize` does, with the sizes that are known by then. The engine gets a copy; the
-            caller's net stays as it was built. Left as they are: nets with a loop that has a backward step and no
-            gradient operator, which may come in a net of its own.
-        rules, even_if_slower, trials: with `optimize`: as for `caffe2_recurrent.optimize`.
-        on_report: with `optimize`: a function that gets the `Report` of each net with loops.
+            `caffe2_recurrent.optimize` does, with the sizes that are known by then. The engine gets a copy, the same
+            for the same net and sizes; the caller's net stays as it was built. Left as they are: nets with a loop that
+            has a backward step and no gradient operator, which may come in a net of its own.
+        rules, even_if_slower, trials, constant_threads: with `optimize`: as for `caffe2_recurrent.optimize`.
+        on_report: with `optimize`: a function that gets the `Report` of each net with loops, each time it comes.
 
     Returns:
         A context manager that takes back what this call has changed.
@@ -100,7 +102,7 @@ def install(
         TypeError: flags that are none, rules that are no list of names, or an `on_report` that cannot be called.
         ValueError: names of no rules. Nothing is changed.
     """
-    settings = _read_settings(optimize, rules, even_if_slower, trials, on_report)
+    settings = _read_settings(optimize, rules, (even_if_slower, trials, constant_threads), on_report)
     call = Installation()
     for module, names in _modules():
         for name, ours in _ours(names):
@@ -149,14 +151,14 @@ def _restore(change: _Change) -> None:
 
 
 def _read_settings(
-    optimize: Any, rules: Any, even_if_slower: Any, trials: Any, on_report: Any
+    optimize: Any, rules: Any, flags: Tuple[Any, Any, Any], on_report: Any
 ) -> Optional[optimized_runs.Settings]:
     """How to optimise the nets that are run; None if they are not to be."""
     types, values = Problems("install"), Problems("install")
     wanted = read_flag("optimize", optimize, types)
     chosen = read_rules(rules, types, values)
-    flags = (read_flag("even_if_slower", even_if_slower, types), read_flag("trials", trials, types))
-    settings = optimized_runs.Settings(chosen, *flags, on_report)
+    read = Flags(*(read_flag(name, value, types) for name, value in zip(Flags._fields, flags)))
+    settings = optimized_runs.Settings(Optimizer(chosen, read), on_report)
     if on_report is not None and not callable(on_report):
         types.add("on_report must be a function that takes a Report; got {}", given(on_report))
     types.raise_if_any(TypeError)

@@ -16,8 +16,8 @@ from caffe2.python import core
 from caffe2_recurrent.blob_names import all_names
 from caffe2_recurrent.loops.loop import has_backward_step
 from caffe2_recurrent.operators import GRADIENT_OPERATOR, OPERATOR
-from caffe2_recurrent.rewriting import Report, optimize_proto
-from caffe2_recurrent.rewriting.rule import Rule
+from caffe2_recurrent.optimized_once import Optimizer
+from caffe2_recurrent.rewriting import Report
 from caffe2_recurrent.scratch_workspace import is_inside
 
 # Functions of caffe2.python.workspace that take a net, or a plan with nets in it, and hand it to the engine.
@@ -25,11 +25,9 @@ NAMES = ("CreateNet", "RunNetOnce", "RunPlan")
 
 
 class Settings(NamedTuple):
-    """How nets are optimised, and who gets the reports."""
+    """What optimises nets, and who gets the reports."""
 
-    rules: Sequence[Rule]
-    even_if_slower: bool
-    trials: bool
+    optimizer: Optimizer
     on_report: Optional[Callable[[Report], Any]]
 
 
@@ -71,12 +69,11 @@ class Runner:
         """Optimise `net`, but for what the `others` may read; whether there was something to do."""
         if not _is_whole(net):
             return False
-        rules, even_if_slower, trials, _ = self.settings
         declared = list(net.external_output)
         read = {name for other in others for name in _read_from_outside(other)}
         written = dict.fromkeys(blob for operator in net.op for blob in operator.output)
         net.external_output.extend(blob for blob in written if blob in read and blob not in declared)
-        report = optimize_proto(net, None, rules, {}, False, even_if_slower, trials)
+        report = self.settings.optimizer.optimize(net)
         net.external_output[:] = declared
         if self.settings.on_report is not None:
             self.settings.on_report(report)

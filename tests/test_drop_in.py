@@ -14,7 +14,7 @@ import caffe2_recurrent
 import comparing
 import rewriting_support as support
 import step_nets
-from caffe2_recurrent import drop_in, install, optimize, optimized_runs, uninstall
+from caffe2_recurrent import drop_in, install, optimize, optimized_once, optimized_runs, uninstall
 
 CAFFE2S = dict(vars(recurrent))
 CAFFE2S_ATTENTION = dict(vars(attention))
@@ -472,6 +472,121 @@ def test_gradients_may_be_added_after_the_first_run():
     assert reports[0].counts["parameter_gradients"] == 1
     blobs += [gradients[blob] for blob in ("x", "h0", "c0", *map(str, model.params))]
     support.assert_same(support.values(blobs), expected)
+
+
+@pytest.fixture
+def optimised(monkeypatch):
+    """The names of the nets for which rules have been applied."""
+    names = []
+
+    def optimize_proto(net, *arguments):
+        names.append(net.name)
+        return caffe2_recurrent.rewriting.optimize_proto(net, *arguments)
+
+    monkeypatch.setattr(optimized_once, "optimize_proto", optimize_proto)
+    return names
+
+
+def test_a_net_that_comes_again_is_optimised_once(optimised):
+    expected = support.run(*support.lstm())
+    workspace.ResetWorkspace()
+    model, blobs = support.lstm()
+    reports = []
+    with installed(reports):
+        for run in (workspace.RunNetOnce, create_and_run, workspace.RunNetOnce):
+            run(model.net)
+            support.assert_same(support.values(blobs), expected)
+            assert workspace.HasBlob("layer/gates_t_w_scaled_transposed")
+    assert optimised == [model.net.Name()]
+    assert len(reports) == 3 and reports.count(reports[0]) == 3 and reports[0].total
+
+
+def test_a_net_that_comes_again_with_nothing_to_rewrite_goes_through_as_it_is(optimised, monkeypatch):
+    model, _ = support.lstm()
+    given = []
+    with installed([], rules=["gru_unit"]):
+        monkeypatch.setattr(workspace.RunNetOnce, "_function", given.append)
+        workspace.RunNetOnce(model.net)
+        workspace.RunNetOnce(model.net)
+    assert optimised == [model.net.Name()]
+    assert given == [model.net, model.net]
+
+
+def test_a_net_that_has_changed_is_optimised_anew(optimised):
+    """Its operators, the sizes or the types of what it reads, what others read of it, or how it is to be done."""
+    model, _ = support.lstm(gradients=False, forward_only=True)
+    watcher = core.Net("watcher")
+    watcher.Copy("layer/i2h", "seen")
+    reports = []
+
+    def run(times, what=model.net, function="RunNetOnce"):
+        for _ in range(2):
+            getattr(workspace, function)(what)
+        assert len(optimised) == times
+
+    with installed(reports):
+        run(1)
+        x = workspace.FetchBlob("x")
+        workspace.FeedBlob("x", np.concatenate([x, x]))
+        run(2)
+        workspace.FeedBlob("x", x)
+        run(2)
+        plan = core.Plan("plan")
+        plan.AddStep(core.execution_step("step", [model.net, watcher]))
+        run(3, plan, "RunPlan")
+        model.net.Copy("x", "copied")
+        run(4)
+        with installed(reports, rules=["lstm_unit"]):
+            run(5)
+        run(5)
+    with installed(reports):
+        run(6)
+
+
+def test_the_type_of_what_a_net_reads_counts(optimised):
+    model, _ = support.lstm(gradients=False, forward_only=True)
+    x = workspace.FetchBlob("x")
+    with installed([]):
+        workspace.RunNetOnce(model.net)
+        workspace.FeedBlob("x", x.astype(np.float64))
+        with pytest.raises(RuntimeError, match="double"):
+            workspace.RunNetOnce(model.net)
+    assert len(optimised) == 2
+
+
+def test_few_nets_are_remembered(optimised, monkeypatch):
+    monkeypatch.setattr(optimized_once, "KEPT", 2)
+    model, _ = support.lstm(gradients=False, forward_only=True)
+    nets = []
+    for name in ("first", "second", "third"):
+        nets.append(caffe2_pb2.NetDef())
+        nets[-1].CopyFrom(model.net.Proto())
+        nets[-1].name = name
+    first, second, third = nets
+    with installed([]):
+        for net in (first, second, first, third, first, second, third):
+            workspace.RunNetOnce(net)
+    assert optimised == ["first", "second", "third", "second", "third"]
+
+
+def test_a_promise_about_threads_is_passed_on(monkeypatch):
+    model, _ = support.lstm()
+    seen = []
+
+    def optimize_proto(net, *arguments):
+        seen.append(inspect.signature(caffe2_recurrent.rewriting.optimize_proto).bind(net, *arguments).arguments)
+        return caffe2_recurrent.rewriting.optimize_proto(net, *arguments)
+
+    monkeypatch.setattr(optimized_once, "optimize_proto", optimize_proto)
+    with installed([], constant_threads=True, trials=False):
+        workspace.RunNetOnce(model.net)
+    with installed([]):
+        workspace.RunNetOnce(model.net)
+    flags = ("dry_run", "even_if_slower", "trials", "constant_threads")
+    assert [tuple(call[flag] for flag in flags) for call in seen] == [
+        (False, True, False, True),
+        (False, True, True, False),
+    ]
 
 
 def test_a_second_install_takes_over_the_settings_and_wraps_nothing_twice():

@@ -222,11 +222,13 @@ def test_a_receiver_of_reports_that_is_none():
 
 def test_rules_of_install_that_are_none():
     with pytest.raises(TypeError) as caught:
-        install(optimize=True, rules=["lstm_unit", 3], even_if_slower="yes")
+        install(optimize=True, rules=["lstm_unit", 3], even_if_slower="yes", trials="no", constant_threads="no")
     assert str(caught.value) == listed(
         "install",
         "rules must be a list of names; it has 3 of type int",
         "even_if_slower must be True or False; got 'yes' of type str",
+        "trials must be True or False; got 'no' of type str",
+        "constant_threads must be True or False; got 'no' of type str",
     )
 
 
