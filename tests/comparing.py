@@ -1,11 +1,14 @@
 """Running a step net through a builder, and comparing what comes out."""
 
 import numpy as np
+from caffe2.proto import caffe2_pb2
 from caffe2.python import core, workspace
 
 import numpy_loop
 
 TOLERANCE = 2e-4
+# Of step nets that several tests have.
+REFERENCE_GRADIENTS = {}
 
 
 def build(builder, step_net, net=None, **options):
@@ -110,7 +113,25 @@ def output_gradients(step_net, options, outputs):
 
 
 def reference_gradients(step_net, **options):
-    """Derivatives in float64 of the loss whose output gradients `run` feeds."""
+    """Derivatives in float64 of the loss whose output gradients `run` feeds; found once for all tests of a step net."""
+    key = _identity(step_net, positions(step_net, options))
+    if key not in REFERENCE_GRADIENTS:
+        REFERENCE_GRADIENTS[key] = _reference_gradients(step_net, options)
+    return dict(REFERENCE_GRADIENTS[key])
+
+
+def _identity(step_net, seen):
+    """All that the derivatives depend on."""
+    named = caffe2_pb2.NetDef()
+    named.CopyFrom(step_net.cell.Proto())
+    named.ClearField("name")
+    wiring = repr([(str(inner), str(outer)) for inner, outer in [*step_net.inputs, *step_net.initial]])
+    links = repr([(str(state), str(output)) for state, output in step_net.links.items()])
+    values = tuple((name, value.shape, value.dtype.str, value.tobytes()) for name, value in step_net.outer.items())
+    return named.SerializeToString(), wiring, links, str(step_net.timestep), values, step_net.stopped, seen
+
+
+def _reference_gradients(step_net, options):
     values = doubles(step_net)
     seeds = output_gradients(step_net, options, reference_outputs(step_net, values))
 
