@@ -558,6 +558,9 @@ def _sweep_part(records: Sequence[Record]) -> Iterator[str]:
         "Cells in turn with shapes drawn among small and middling ones, as built and optimised: ours / ours\n"
         "optimised, by best times and in parentheses by medians."
     )
+    again = sum(bool(record.get("again")) for record in records)
+    if again:
+        yield "{} rows seemed slower and were timed again, for longer; that is what counts.".format(again)
     lines = []
     for cell, threads in _distinct((times.cell, times.threads) for times in rows):
         of_cell = [times for times in rows if (times.cell, times.threads) == (cell, threads)]

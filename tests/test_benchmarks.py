@@ -426,7 +426,10 @@ def test_a_sweep_has_a_line_for_each_cell_and_number_of_threads():
     assert "- GRU 50,32,128,256, training, 1 thread: 2.000 and 3.000 of the time" in lines
     assert "- sweep, MILSTM, 50,32,128,256, training, 1 thread: ours optimised: no" in lines
     text = reporting.document({"sections": {"sweep": {"machine": on, "records": records[1:]}}})
-    assert "`optimize` made no row slower" in text
+    assert "`optimize` made no row slower" in text and "timed again" not in text
+    again = [dict(records[0], again=True), dict(records[1], again=True), records[2]]
+    text = reporting.document({"sections": {"sweep": {"machine": on, "records": again}}})
+    assert "2 rows seemed slower and were timed again, for longer; that is what counts." in text
     same = dict(records[0], rewritten=0)
     text = reporting.document({"sections": {"sweep": {"machine": on, "records": [same]}}})
     assert "- GRU 50,32,128,256, training, 1 thread: 2.000 and 3.000 of the time, though it is the same net" in text
@@ -1004,6 +1007,28 @@ def test_a_sweep_runs(threads):
         assert set(entry["seconds"]) == {OURS, OPTIMISED}
         assert entry["threads"] == threads
         assert entry["rewritten"] > 0
+
+
+def test_what_seems_slower_in_a_sweep_is_timed_again(monkeypatch):
+    plan = bench.plan(bench.read_options([*ARGUMENTS, "--sweep", "--cells", "GRU", "--threads", "1"]))
+    asked = []
+
+    def swept(plan, cell, shape, pass_, threads):
+        asked.append((pass_, plan.rounds, plan.enough))
+        best = {TRAINING: 2.0, FORWARD: 0.5}[pass_] if len(asked) == 1 else 1.0
+        return record({OURS: {"": [1.0], "on": [3.0]}, OPTIMISED: {"": [best], "on": [3.0]}}, cell=cell, rewritten=1)
+
+    monkeypatch.setattr(sections, "_swept", swept)
+    found = sections.sweep(plan._replace(enough=10.0, rounds=2), lambda text: None)
+    assert asked == [(TRAINING, 2, 0.5), (TRAINING, 12, 3.0), (FORWARD, 2, 0.5)]
+    assert [(entry.get("again"), entry["seconds"][OPTIMISED][""]) for entry in found] == [(True, [1.0]), (None, [1.0])]
+
+
+@pytest.mark.parametrize("candidate", [OURS, OPTIMISED])
+def test_a_row_of_a_sweep_with_one_candidate_is_timed_once(candidate, monkeypatch):
+    monkeypatch.setattr(sections, "_swept", lambda *arguments: record({candidate: {"": [1.0]}}))
+    plan = bench.plan(bench.read_options([*ARGUMENTS, "--sweep", "--cells", "GRU", "--threads", "1"]))
+    assert not any(entry.get("again") for entry in sections.sweep(plan, lambda text: None))
 
 
 def test_peak_memory_is_that_of_a_process_of_its_own(monkeypatch):
