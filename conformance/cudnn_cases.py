@@ -54,19 +54,19 @@ def case(sizes, layers, directions, forget_bias):
     found = {str(blob): str(gradient) for blob, gradient in model.net.AddGradientOperators(seeds).items()}
     workspace.RunNetOnce(model.net)
 
-    case = {"layers": layers, "directions": directions, "flat": lstm_to_cudnn(model, SCOPE), **given}
-    case.update(zip(("hidden_all", "hidden_last", "cell_last"), map(workspace.FetchBlob, seen)))
-    case.update({"weight/" + name: value for name, value in lstm_to_torch(model, SCOPE).items()})
-    case["gradient/x"] = workspace.FetchBlob(found["x"])
+    known = {"layers": layers, "directions": directions, "flat": lstm_to_cudnn(model, SCOPE), **given}
+    known.update(zip(("hidden_all", "hidden_last", "cell_last"), map(workspace.FetchBlob, seen)))
+    known.update({"weight/" + name: value for name, value in lstm_to_torch(model, SCOPE).items()})
+    known["gradient/x"] = workspace.FetchBlob(found["x"])
     for state in states(layers, directions):
-        case["gradient/" + state] = workspace.FetchBlob(found[state])
+        known["gradient/" + state] = workspace.FetchBlob(found[state])
     # Gradients change their names and the order of their gates as weights do, without a bias that is added.
     for parameter in model.params:
         workspace.FeedBlob(str(parameter), workspace.FetchBlob(found[str(parameter)]))
     plain = ModelHelper("without_forget_bias", init_params=False)
     built(plain, sizes, layers, directions, 0.0)
-    case.update({"gradient/" + name: value for name, value in lstm_to_torch(plain, SCOPE).items()})
-    return {name: np.asarray(value) for name, value in case.items()}
+    known.update({"gradient/" + name: value for name, value in lstm_to_torch(plain, SCOPE).items()})
+    return {name: np.asarray(value) for name, value in known.items()}
 
 
 def built(model, sizes, layers, directions, forget_bias):

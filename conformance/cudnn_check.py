@@ -67,7 +67,7 @@ def check(name, case):
 
 def flattened(case):
     """The weights where cuDNN wants them."""
-    _, _, dim = shape(case)
+    dim = state_size(case)
     weights = [on_gpu(value) for value in weights_of(case).values()]
     mode = (CUDNN_LSTM, dim, 0, int(case["layers"]), False, int(case["directions"]) == 2)
     return torch._cudnn_rnn_flatten_weight(weights, 4, case["x"].shape[2], *mode).cpu().numpy()
@@ -75,7 +75,7 @@ def flattened(case):
 
 def computed_from_flat(case):
     """What cuDNN makes of the flat blob; the list of weights beside it gives their shapes only and is not a number."""
-    _, batch, dim = shape(case)
+    dim = state_size(case)
     weights = [torch.full_like(on_gpu(value), float("nan")) for value in weights_of(case).values()]
     hidden, cell = (on_gpu(states_of(case, side)) for side in "hc")
     flat = on_gpu(case["flat"])
@@ -86,7 +86,7 @@ def computed_from_flat(case):
 
 def computed_by_module(case, device):
     """Values and gradients of a `torch.nn.LSTM` on a device, by their names in the case."""
-    _, _, dim = shape(case)
+    dim = state_size(case)
     layers, directions = int(case["layers"]), int(case["directions"])
     module = torch.nn.LSTM(case["x"].shape[2], dim, layers, bidirectional=directions == 2)
     module.load_state_dict({name: torch.from_numpy(value) for name, value in weights_of(case).items()})
@@ -104,10 +104,8 @@ def computed_by_module(case, device):
     return {**by_name(case, every, hidden, cell), **as_arrays(gradients)}
 
 
-def shape(case):
-    """(steps, batch, state)"""
-    steps, batch, width = case["hidden_all"].shape
-    return steps, batch, width // int(case["directions"])
+def state_size(case):
+    return case["h0"].shape[1]
 
 
 def weights_of(case):

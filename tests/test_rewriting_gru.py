@@ -11,6 +11,8 @@ import comparing
 import numpy_loop
 import step_memory
 from caffe2_recurrent import optimize, recurrent_net
+from caffe2_recurrent.loops.reading import read_loops
+from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.rewriting.rules import RULES, gru_unit
 from caffe2_recurrent.rewriting.rules.parameter_gradients import ParameterGradients
 from cells import CELLS, D, N, T
@@ -459,3 +461,21 @@ def test_it_follows_the_rule_that_needs_the_operators_names():
     """ATen's outputs cannot be kept for the product over all steps, so those are asked for before."""
     order = [type(rule) for rule in RULES]
     assert order.index(ParameterGradients) < order.index(gru_unit.GRUUnits)
+
+
+@pytest.mark.parametrize("lengths", [None, [T, 1]], ids=["no lengths", "lengths"])
+def test_how_many_elements_are_enough(lengths):
+    """With lengths more: the operators that mix old and new states have to be gained, too."""
+    model, _ = GRUS[0].but(lengths=lengths).build()
+    (loop,) = read_loops(model.net.Proto()).values()
+    (state,) = loop.states
+    fewest = gru_unit.FEWEST_ELEMENTS if lengths is None else gru_unit.FEWEST_WITH_LENGTHS
+    assert gru_unit.FEWEST_ELEMENTS < gru_unit.FEWEST_WITH_LENGTHS
+    rule = gru_unit.GRUUnits()
+    (site,) = rule.sites(loop)
+    for size, expected in (
+        (fewest - 1, "with {} elements in a state GRUUnit is faster".format(fewest - 1)),
+        (fewest, None),
+    ):
+        sizes = Sizes({loop.inputs[0]: (T, 1, 3 * size), state.outer_initial: (1, size)})
+        assert rule.loss(loop, site, sizes) == expected

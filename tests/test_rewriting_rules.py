@@ -435,6 +435,34 @@ def test_lstm_unit_refrains_for_few_elements():
     assert why("lstm_unit", loop, {**SHAPES, "c0": (large,)}, loss=True) == [None]
 
 
+def test_units_with_lengths_take_more_elements():
+    """The operators that mix old and new states have to be gained, too."""
+    loop, without = lstm_loop(lengths=True), lstm_unit.FEWEST_ELEMENTS
+    for size in (without, lstm_unit.FEWEST_WITH_LENGTHS - 1):
+        shapes = {**SHAPES, "x": (9, 1, 2), "h0": (size,), "c0": (size,), "layer/i2h": (9, 1, 4 * size)}
+        assert why("lstm_unit", loop, shapes, loss=True) == [
+            "with {} elements in a state LSTMUnit is faster".format(size)
+        ]
+        unknown = {blob: shapes[blob] for blob in ("h0", "c0")}
+        expected = "the batch size is not known, and LSTMUnit is faster for a small one; give shapes"
+        assert why("lstm_unit", loop, unknown, loss=True) == [expected]
+    enough = lstm_unit.FEWEST_WITH_LENGTHS
+    assert why("lstm_unit", loop, {"h0": (enough,), "c0": (enough,)}, loss=True) == [None]
+
+
+def test_where_lengths_go_to_the_sequence_a_unit_takes_as_many_elements_as_without():
+    size = lstm_unit.FEWEST_ELEMENTS
+    assert size < lstm_unit.FEWEST_WITH_LENGTHS
+    model, _ = support.lstm(lengths=True)
+    shapes = {"x": (9, 1, 2), "h0": (1, size), "c0": (1, size), "lengths": (1,)}
+    shapes.update({"layer/i2h_w": (4 * size, 2), "layer/i2h_b": (4 * size,)})
+    shapes.update({"layer/gates_t_w": (4 * size, size), "layer/gates_t_b": (4 * size,)})
+    workspace.ResetWorkspace()
+    counts = optimize(model.net, ["ended_sequences", "lstm_unit"], shapes=shapes, trials=False).counts
+    assert counts == {"ended_sequences": 1, "lstm_unit": 1}
+    assert optimize(support.lstm(lengths=True)[0].net, ["lstm_unit"], shapes=shapes, trials=False).total == 0
+
+
 def lengths_of_its_own(make):
     lengths = make.cell.AddScopedExternalInputs("lengths")[0]
     make.outer["lengths"] = np.array([3, 1], dtype=np.int32)

@@ -10,6 +10,7 @@ from caffe2_recurrent.operator_arguments import integer, remove_arguments, set_a
 from caffe2_recurrent.operators import SUM, copied, new_operator
 from caffe2_recurrent.rewriting.products.step_products import weights_shape
 from caffe2_recurrent.rewriting.rule import Rule, Site
+from caffe2_recurrent.rewriting.rules import lstm_unit
 from caffe2_recurrent.rewriting.rules.lstm_unit import (
     UNIT,
     UNIT_GRADIENT,
@@ -84,7 +85,8 @@ class EndedSequences(Rule):
         return None
 
     def loss(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
-        why_not = LSTMUnits().loss(loop, site, sizes)
+        # What it leaves has no lengths.
+        why_not = lstm_unit.why_too_few(loop, site.where, sizes, lstm_unit.FEWEST_ELEMENTS)
         if why_not is not None:
             return why_not
         link = _slice(loop, site.where)
