@@ -32,12 +32,17 @@ def all_names(net: caffe2_pb2.NetDef) -> Iterable[str]:
     yield from net.external_input
     yield from net.external_output
     for operator in net.op:
-        yield from operator.input
-        yield from operator.output
-        yield from operator.control_input
-        for given in operator.arg:
-            yield from (value.decode(errors="replace") for value in given.strings)
-            if given.HasField("n"):
-                yield from all_names(given.n)
-            elif given.name in STEP_NETS:
-                yield from all_names(net_argument(operator, given.name))
+        yield from names_of(operator)
+
+
+def names_of(operator: caffe2_pb2.OperatorDef) -> Iterable[str]:
+    """Likewise, of one operator."""
+    yield from operator.input
+    yield from operator.output
+    yield from operator.control_input
+    for given in operator.arg:
+        yield from (value.decode(errors="replace") for value in given.strings)
+        if given.HasField("n"):
+            yield from all_names(given.n)
+        elif given.name in STEP_NETS:
+            yield from all_names(net_argument(operator, given.name))

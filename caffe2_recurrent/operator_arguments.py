@@ -85,6 +85,6 @@ def set_arguments(operator: caffe2_pb2.OperatorDef, arguments: Mapping[str, Any]
 
 
 def remove_arguments(operator: caffe2_pb2.OperatorDef, names: Collection[str]) -> None:
-    kept = [given for given in operator.arg if given.name not in names]
-    del operator.arg[:]
-    operator.arg.extend(kept)
+    # The others stay where they are: nets are among them, which take long to copy.
+    for position in reversed([position for position, given in enumerate(operator.arg) if given.name in names]):
+        del operator.arg[position]

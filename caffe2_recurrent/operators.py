@@ -5,8 +5,9 @@ from typing import Any, Dict, Iterable, List, Mapping, Sequence, Set
 
 from caffe2.proto import caffe2_pb2
 from caffe2.python import scope
+from caffe2.python import utils as caffe2_utils
 
-from caffe2_recurrent.operator_arguments import has_nets, nets_of, set_arguments, string
+from caffe2_recurrent.operator_arguments import has_nets, nets_of, string
 
 OPERATOR = "RecurrentNetwork"
 GRADIENT_OPERATOR = "RecurrentNetworkGradient"
@@ -43,8 +44,8 @@ def new_operator(
 ) -> caffe2_pb2.OperatorDef:
     """An operator between blobs of the given (full) names, on the device of the operator `beside`."""
     # There may be one for each operator of a step, and `CreateOperator` takes several times as long.
-    made = caffe2_pb2.OperatorDef(name="", type=kind, input=inputs, output=outputs)
-    set_arguments(made, dict(sorted(arguments.items())))
+    given = [caffe2_utils.MakeArgument(*argument) for argument in sorted(arguments.items())]
+    made = caffe2_pb2.OperatorDef(name="", type=kind, input=inputs, output=outputs, arg=given)
     if beside.HasField("device_option"):
         made.device_option.CopyFrom(beside.device_option)
     return made

@@ -142,10 +142,12 @@ def _through_loops(net: caffe2_pb2.NetDef, known: Mapping[str, Shape]) -> Dict[s
 def _as_before(operator: caffe2_pb2.OperatorDef) -> Iterable[caffe2_pb2.OperatorDef]:
     """What a product by oneDNN stands for, or steps that are written out: the other branch of their `If`; and the
     operators that lay out weights."""
+    if operator.type != "If":
+        return [operator]
     laid_out = laid_out_when_changed(operator)
     if laid_out:
         return itertools.chain.from_iterable(map(_as_before, laid_out))
-    is_product = operator.type == "If" and any(map(is_on_onednn, net_argument(operator, "then_net").op))
+    is_product = any(map(is_on_onednn, net_argument(operator, "then_net").op))
     return net_argument(operator, "else_net").op if is_product or stands_for_loop(operator) else [operator]
 
 

@@ -2,17 +2,18 @@
 
 import itertools
 from collections import Counter
-from typing import Dict, Iterator, List, Mapping, Sequence, Set
+from typing import Dict, Iterator, List, Mapping, Sequence, Set, Tuple
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.blob_names import all_names
+from caffe2_recurrent.blob_names import names_of
 from caffe2_recurrent.loops.loop import Loop, laid_out_when_changed
 from caffe2_recurrent.loops.parts import Surroundings
 from caffe2_recurrent.operator_arguments import net as net_argument
 from caffe2_recurrent.operator_arguments import nets_of
-from caffe2_recurrent.operators import GRADIENT_OPERATOR, SHOWING, copied, is_on_onednn
+from caffe2_recurrent.operators import GRADIENT_OPERATOR, OPERATOR, SHOWING, copied, is_on_onednn
 
+LOOPS = (OPERATOR, GRADIENT_OPERATOR)
 # In place they change what a tensor looks like, not what it holds.
 RESHAPING = frozenset(["ExpandDims", "Reshape", "Squeeze"])
 # Types of nets that run one operator after the other.
@@ -25,7 +26,8 @@ Products = Mapping[int, Sequence[caffe2_pb2.OperatorDef]]
 
 def add_surroundings(net: caffe2_pb2.NetDef, loops: Mapping[int, Loop]) -> None:
     """Tell the loops, by the positions of their forward operators, what stands around them in their net."""
-    mentioned = Counter(name for operator in net.op for name in set(all_names(caffe2_pb2.NetDef(op=[operator]))))
+    names = [set(names_of(operator)) for operator in net.op]
+    mentioned = Counter(itertools.chain.from_iterable(names))
     read = frozenset(blob for operator in net.op for blob in operator.input)
     fed = read.difference(*map(_written_by, net.op))
     for position, loop in loops.items():
@@ -36,7 +38,7 @@ def add_surroundings(net: caffe2_pb2.NetDef, loops: Mapping[int, Loop]) -> None:
             sinks=_sinks(net, loop, products),
             laying_out=_laying_out(net, position),
             busy=_busy(net, loop, position),
-            read_outside=_read_outside(net, loop),
+            read_outside=_read_outside(net, loop, names),
             written_outside=_written_outside(net, loop),
             fed=fed,
             net_frees=net.type == FREEING,
@@ -44,19 +46,25 @@ def add_surroundings(net: caffe2_pb2.NetDef, loops: Mapping[int, Loop]) -> None:
         )
 
 
-def _read_outside(net: caffe2_pb2.NetDef, loop: Loop) -> Set[str]:
+def _read_outside(net: caffe2_pb2.NetDef, loop: Loop, names: Sequence[Set[str]]) -> Set[str]:
     """What others than the loop may read: the blobs of all other operators, of nets inside them too, and results."""
+    return set(net.external_output).union(*(names[position] for position, _ in _others(net, loop)))
+
+
+def _others(net: caffe2_pb2.NetDef, loop: Loop) -> Iterator[Tuple[int, caffe2_pb2.OperatorDef]]:
+    """The operators of the net that are not the loop's, with their positions."""
     own = loop.outer_operators
-    return {*net.external_output, *all_names(caffe2_pb2.NetDef(op=[other for other in net.op if other not in own]))}
+    for position, operator in enumerate(net.op):
+        # To compare two loops takes long.
+        if operator.type not in LOOPS or operator not in own:
+            yield position, operator
 
 
 def _written_outside(net: caffe2_pb2.NetDef, loop: Loop) -> Set[str]:
     """The outputs of the loop that others write to, under whatever name."""
     shown = {output: output for output in loop.outputs}
     found: Set[str] = set()
-    for operator in net.op:
-        if operator in loop.outer_operators:
-            continue
+    for _, operator in _others(net, loop):
         if operator.type in SHOWING and operator.input[0] in shown:
             shown.update((blob, shown[operator.input[0]]) for blob in operator.output)
         elif operator.type not in RESHAPING:

@@ -6,7 +6,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
 from caffe2_recurrent.loops.loop import Loop
-from caffe2_recurrent.operator_arguments import argument
+from caffe2_recurrent.operator_arguments import string
 from caffe2_recurrent.operators import new_operator
 
 ATEN = "ATen"
@@ -19,8 +19,7 @@ def aten_is_missing() -> bool:
 
 def is_aten(operator: caffe2_pb2.OperatorDef, kind: str) -> bool:
     """Whether it is ATen's operator `kind`."""
-    given = argument(operator, "operator")
-    return operator.type == ATEN and given is not None and given.s.decode() == kind
+    return operator.type == ATEN and string(operator, "operator", "") == kind
 
 
 class Emitter:

@@ -33,8 +33,10 @@ def seconds(loop: Loop, candidates: Mapping[str, Loop], sizes: Sizes) -> Union[M
     if shapes is None:
         return "the shapes of what its steps read are not all known; give shapes"
     one_by_one = any(integer(candidate.forward, ENABLE, 0) for candidate in candidates.values())
-    bytes_ = tuple((name, _bytes(operators)) for name, operators in made.items())
-    return _time(bytes_, tuple(shapes.items()), tuple(_lengths(loop)), sizes.steps(loop) or 1, one_by_one)
+    as_bytes = tuple(
+        (name, tuple(operator.SerializeToString() for operator in operators)) for name, operators in made.items()
+    )
+    return _time(as_bytes, tuple(shapes.items()), tuple(_lengths(loop)), sizes.steps(loop) or 1, one_by_one)
 
 
 def _making_the_sequence(loop: Loop, known: Mapping[str, Shape]) -> List[caffe2_pb2.OperatorDef]:
@@ -81,13 +83,9 @@ def _lengths(loop: Loop) -> Iterable[str]:
             yield operator.input[LENGTHS_INPUT[operator.type]]
 
 
-def _bytes(operators: Iterable[caffe2_pb2.OperatorDef]) -> bytes:
-    return bytes(caffe2_pb2.NetDef(op=operators).SerializeToString())
-
-
 @trial.remembered
 def _time(
-    candidates: Tuple[Tuple[str, bytes], ...],
+    candidates: Tuple[Tuple[str, Tuple[bytes, ...]], ...],
     shapes: Tuple[Tuple[str, Shape], ...],
     lengths: Tuple[str, ...],
     steps: int,
@@ -102,8 +100,9 @@ def _time(
         if blob in lengths
     ]
 
-    def subject(operators: bytes) -> Subject:
-        return Subject(caffe2_pb2.NetDef.FromString(operators).op, floats, whole, wakes_threads=one_by_one)
+    def subject(operators: Iterable[bytes]) -> Subject:
+        step = [caffe2_pb2.OperatorDef.FromString(operator) for operator in operators]
+        return Subject(step, floats, whole, wakes_threads=one_by_one)
 
     subjects = {name: functools.partial(subject, operators) for name, operators in candidates}
     # The executor's race fails one run in a million or so, for which the steps are not to blame.

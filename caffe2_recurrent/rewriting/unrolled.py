@@ -13,7 +13,7 @@ vector, see `row_biases.py`.
 Source: RecurrentNetworkOp and RecurrentNetworkGradientOp in caffe2/operators/rnn/recurrent_network_op.h, if_op.h.
 """
 
-from typing import Dict, List, Optional, Sequence, Set, Union
+from typing import Dict, Iterable, List, Optional, Sequence, Set, Union
 
 from caffe2.proto import caffe2_pb2
 
@@ -90,12 +90,19 @@ def _chosen(loop: Loop, operators: Operators, otherwise: caffe2_pb2.OperatorDef)
     # The backward steps read what the forward steps have left, whatever that is.
     results = list(dict.fromkeys([*otherwise.output, *written]))
     inputs = dict.fromkeys([loop.unrolled.condition, *read, *otherwise.input])
-    nets = {}
-    for branch, name, inside in (("then_net", NET, operators), ("else_net", OTHERWISE, [otherwise])):
-        nets[branch] = caffe2_pb2.NetDef(name=name, type="simple", op=inside)
-        nets[branch].external_input.extend(read if inside is operators else otherwise.input)
-        nets[branch].external_output.extend(written if inside is operators else otherwise.output)
-    return new_operator("If", list(inputs), results, otherwise, **nets)
+    chosen = new_operator("If", list(inputs), results, otherwise)
+    # Net by net where it belongs: to copy the steps takes longer than to write them out.
+    of_other_lengths = chosen.arg.add(name="else_net").n
+    _fill(of_other_lengths, OTHERWISE, [otherwise], otherwise.input, otherwise.output)
+    _fill(chosen.arg.add(name="then_net").n, NET, operators, read, written)
+    return chosen
+
+
+def _fill(net: caffe2_pb2.NetDef, name: str, operators: Operators, read: Iterable[str], written: Iterable[str]) -> None:
+    net.name, net.type = name, "simple"
+    net.op.extend(operators)
+    net.external_input.extend(read)
+    net.external_output.extend(written)
 
 
 def _forward(loop: Loop) -> Operators:

@@ -25,9 +25,10 @@ class Broadcasts(Rule):
     name = "broadcasts"
 
     def sites(self, loop: Loop) -> Iterable[Site]:
+        references = loop.references
         for operators in loop.steps:
             for position, operator in enumerate(operators):
-                with_fixed = len(loop.references.intersection(operator.input)) == 1
+                with_fixed = len(references.intersection(operator.input)) == 1
                 if operator.type in KINDS and with_fixed and not is_on_onednn(operator):
                     yield Site("{} -> '{}'".format(operator.type, operator.output[0]), (operators, position))
 

@@ -12,6 +12,7 @@ from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.rules.backward_loop import BackwardLoop
 from caffe2_recurrent.rewriting.rules.unrolled_steps import UnrolledSteps
 from caffe2_recurrent.rewriting.steps.overlap import THREADS, switch_executor_off, why_steps_may_overlap
+from caffe2_recurrent.rewriting.trials import trial
 
 # From here on operators are worth several threads each, which those of the executor do not get. On one thread the
 # executor gains nothing with states of this size; with two, an LSTM of 32 x 256 trains in half the time without it.
@@ -69,7 +70,7 @@ def _goes_off(loop: Loop, sizes: Sizes) -> bool:
         return False
     if batch * size >= MANY_ELEMENTS:
         return True
-    if sizes.steps(loop) is None:
+    if sizes.steps(loop) is None or not trial.are_wanted():
         return False
     on, off = copy.deepcopy(loop), copy.deepcopy(loop)
     _give_one_thread(on)

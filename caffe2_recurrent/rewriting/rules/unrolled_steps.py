@@ -17,6 +17,7 @@ from caffe2_recurrent.rewriting.products.nnpack import is_by_nnpack
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.steps import overlap, step_shapes
 from caffe2_recurrent.rewriting.steps.rows import DIMENSIONS
+from caffe2_recurrent.rewriting.trials import trial
 
 # Operators and links of all steps. From here on they do not stay in the cache from run to run, and a training loop is
 # made two by `backward_loop`.
@@ -66,6 +67,8 @@ class UnrolledSteps(Rule):
     def loss(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
         if any(is_on_onednn(operator) for operators in loop.steps for operator in operators):
             return "its products are large enough for oneDNN, and links take little of the time"
+        if not trial.are_wanted():
+            return "only a trial could tell that it is faster"
         written_out = copy.deepcopy(loop)
         self.rewrite(written_out, site, sizes)
         found = loop_trial.seconds(loop, {AS_IT_IS: loop, UNROLLED: written_out}, sizes)

@@ -8,8 +8,9 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.loops.parts import State
 from caffe2_recurrent.loops.sizes import Shape, Sizes
+from caffe2_recurrent.operator_arguments import string
 from caffe2_recurrent.operators import copied, gradient_name
-from caffe2_recurrent.rewriting.emit import is_aten
+from caffe2_recurrent.rewriting.emit import ATEN
 from caffe2_recurrent.rewriting.steps.rows import (
     ALONG_FEATURES,
     BINARY,
@@ -122,7 +123,7 @@ def _after(operators: Sequence[caffe2_pb2.OperatorDef], known: Mapping[str, Shap
 def _made(operator: caffe2_pb2.OperatorDef, inputs: Shapes) -> Shapes:
     if operator.type in LIKE_THEIR_INPUTS:
         return {blob: inputs[of] for blob, of in zip(operator.output, operator.input) if of in inputs}
-    if any(is_aten(operator, kind) for kind in BROADCASTING):
+    if operator.type == ATEN and string(operator, "operator", "") in BROADCASTING:
         if len(inputs) < len(set(operator.input)):
             return {}
         try:

@@ -41,6 +41,11 @@ def trying(is_wanted: bool) -> Iterator[None]:
         _trying.reset(before)
 
 
+def are_wanted() -> bool:
+    """Whether candidates are tried here."""
+    return _trying.get()
+
+
 def in_turn(
     candidates: Mapping[Any, Callable[[], Subject]], steps: Optional[int] = None, one_by_one: bool = False
 ) -> Dict[Any, Seconds]:
@@ -56,7 +61,7 @@ def in_turn(
 
     Without trials no other one ever ends but the first, which should be to leave things as they are.
     """
-    if not _trying.get():
+    if not are_wanted():
         return {name: Seconds(0.0, math.inf if index else 1.0) for index, name in enumerate(candidates)}
 
     def cost(name: Any) -> float:
@@ -112,7 +117,7 @@ def remembered(function: Callable[..., Any]) -> Any:
 
     @functools.wraps(function)
     def remembering(*arguments: Any) -> Any:
-        return cached(_trying.get(), *arguments)
+        return cached(are_wanted(), *arguments)
 
     _remembering.append(cached)
     return remembering
