@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -71,6 +72,21 @@ def no_nnpack_products(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
         monkeypatch.setattr(nnpack, "is_missing", lambda: True)
 
 
+@pytest.fixture
+def whole_trials() -> None:
+    """Trials take the time in which they find what is faster; elsewhere they take less, and are wrong more often."""
+
+
+@pytest.fixture(autouse=True)
+def short_trials(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    from caffe2_recurrent.rewriting.trials import timing, trial
+
+    if "whole_trials" not in request.fixturenames:
+        monkeypatch.setattr(trial, "SHORT", 1e-3)
+        for name in ("MOST", "SETTLING", "WARMING"):
+            monkeypatch.setattr(timing, name, 3e-3)
+
+
 WITH, WITHOUT = (["tests", "--caffe2_rnn_executor={}".format(value)] for value in (1, 0))
 
 
@@ -104,6 +120,13 @@ def no_executor_in_created_nets(request: pytest.FixtureRequest, monkeypatch: pyt
             workspace.GlobalInit(WITH)
 
     monkeypatch.setattr(workspace.C, "create_net", without)
+
+
+def pytest_collection_finish() -> None:
+    # Thousands of tests stay until the end; to look through them again and again takes a twentieth of the time.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

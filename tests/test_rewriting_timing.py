@@ -13,6 +13,7 @@ from caffe2_recurrent.rewriting.trials.timing import Seconds, Subject, prepared
 from caffe2_recurrent.scratch_workspace import inside
 from onednn_support import leaving_no_trace
 
+pytestmark = pytest.mark.usefixtures("whole_trials")
 SHAPES = {"x": (5, 4), "w": (3, 4), "b": (3,)}
 PRODUCT = core.CreateOperator("FC", ["x", "w", "b"], ["y"])
 

@@ -14,6 +14,8 @@ from caffe2_recurrent.rewriting.trials.timing import Seconds, Subject
 from made_up_clock import make_up_clock
 from onednn_support import leaving_no_trace
 
+pytestmark = pytest.mark.usefixtures("whole_trials")
+
 
 def test_a_loop_of_nothing():
     loop = trial.lone_loop(["x", "x_1"])
