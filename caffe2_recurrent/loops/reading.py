@@ -1,12 +1,13 @@
 """The loops of a net, however they were built: operators -> Loop."""
 
+import itertools
 from typing import Dict, List, Optional
 
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.arguments import DEFAULT_TIMESTEP
 from caffe2_recurrent.backward.gradient_maker import POSITIONS
-from caffe2_recurrent.blob_names import Names, all_names
+from caffe2_recurrent.blob_names import Names, names_of
 from caffe2_recurrent.loops.loop import Gradient, Loop
 from caffe2_recurrent.loops.parts import Original, Parameter, State
 from caffe2_recurrent.loops.surroundings import add_surroundings
@@ -30,14 +31,15 @@ from caffe2_recurrent.wiring import Alias, Link
 
 def read_loops(net: caffe2_pb2.NetDef) -> Dict[int, Loop]:
     """The loops of a net by the position of their forward operator."""
-    names = Names(all_names(net))
+    mentioned = [frozenset(names_of(operator)) for operator in net.op]
+    names = Names(itertools.chain(net.external_input, net.external_output, *mentioned))
     gradients = {operator.input[-1]: operator for operator in net.op if operator.type == GRADIENT_OPERATOR}
     loops = {
         position: _read(operator, gradients.get(operator.output[-1]), names)
         for position, operator in enumerate(net.op)
         if operator.type == OPERATOR
     }
-    add_surroundings(net, loops)
+    add_surroundings(net, loops, mentioned)
     return loops
 
 

@@ -2,11 +2,10 @@
 
 import itertools
 from collections import Counter
-from typing import Dict, Iterator, List, Mapping, Sequence, Set, Tuple
+from typing import Dict, FrozenSet, Iterator, List, Mapping, Sequence, Set, Tuple
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.blob_names import names_of
 from caffe2_recurrent.loops.loop import Loop, laid_out_when_changed
 from caffe2_recurrent.loops.parts import Surroundings
 from caffe2_recurrent.operator_arguments import net as net_argument
@@ -24,9 +23,11 @@ FREEING = "simple_refcount"
 Products = Mapping[int, Sequence[caffe2_pb2.OperatorDef]]
 
 
-def add_surroundings(net: caffe2_pb2.NetDef, loops: Mapping[int, Loop]) -> None:
-    """Tell the loops, by the positions of their forward operators, what stands around them in their net."""
-    names = [set(names_of(operator)) for operator in net.op]
+def add_surroundings(net: caffe2_pb2.NetDef, loops: Mapping[int, Loop], names: Sequence[FrozenSet[str]]) -> None:
+    """Tell the loops, by the positions of their forward operators, what stands around them in their net.
+
+    `names` are those that each operator mentions.
+    """
     mentioned = Counter(itertools.chain.from_iterable(names))
     read = frozenset(blob for operator in net.op for blob in operator.input)
     fed = read.difference(*map(_written_by, net.op))
@@ -46,7 +47,7 @@ def add_surroundings(net: caffe2_pb2.NetDef, loops: Mapping[int, Loop]) -> None:
         )
 
 
-def _read_outside(net: caffe2_pb2.NetDef, loop: Loop, names: Sequence[Set[str]]) -> Set[str]:
+def _read_outside(net: caffe2_pb2.NetDef, loop: Loop, names: Sequence[FrozenSet[str]]) -> Set[str]:
     """What others than the loop may read: the blobs of all other operators, of nets inside them too, and results."""
     return set(net.external_output).union(*(names[position] for position, _ in _others(net, loop)))
 
