@@ -6,7 +6,7 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.arguments import is_integer
 from caffe2_recurrent.operator_arguments import argument, set_arguments
-from caffe2_recurrent.operators import GRADIENT_OPERATOR, OPERATOR
+from caffe2_recurrent.operators import GRADIENT_OPERATOR, LOOPS, OPERATOR
 from caffe2_recurrent.problems import Problems, given
 
 # The argument of both operators that has the engine use it; without, it does not.
@@ -36,7 +36,7 @@ def set_rnn_executor_config(
     settings = {"num_threads": num_threads, "max_cuda_streams": max_cuda_streams}
     if not isinstance(rnn_op, caffe2_pb2.OperatorDef):
         types.add("rnn_op must be an operator, as in net.Proto().op; got {}", given(rnn_op))
-    elif rnn_op.type not in (OPERATOR, GRADIENT_OPERATOR):
+    elif rnn_op.type not in LOOPS:
         values.add("rnn_op must be a {} or {} operator; got '{}'", OPERATOR, GRADIENT_OPERATOR, rnn_op.type)
     for name, value in settings.items():
         if value is not None and not is_integer(value):

@@ -11,6 +11,7 @@ from caffe2_recurrent.operator_arguments import has_nets, nets_of, string
 
 OPERATOR = "RecurrentNetwork"
 GRADIENT_OPERATOR = "RecurrentNetworkGradient"
+LOOPS = (OPERATOR, GRADIENT_OPERATOR)
 SUM = "Sum"
 # The position of the lengths among the inputs of units that have some.
 LENGTHS_INPUT = {"LSTMUnit": 3, "GRUUnit": 2}

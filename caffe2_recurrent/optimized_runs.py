@@ -13,7 +13,7 @@ from typing import Any, Callable, NamedTuple, Optional, Sequence, Set
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
-from caffe2_recurrent.blob_names import all_names
+from caffe2_recurrent.blob_names import names_of
 from caffe2_recurrent.loops.loop import has_backward_step
 from caffe2_recurrent.operators import GRADIENT_OPERATOR, OPERATOR
 from caffe2_recurrent.optimized_once import Optimizer
@@ -85,7 +85,7 @@ def _read_from_outside(net: caffe2_pb2.NetDef) -> Set[str]:
     read: Set[str] = set()
     written: Set[str] = set()
     for operator in net.op:
-        mentioned = {*all_names(caffe2_pb2.NetDef(op=[operator]))} - {*operator.output}
+        mentioned = {*names_of(operator)} - {*operator.output}
         read |= (mentioned | {*operator.input}) - written
         written.update(operator.output)
     return read

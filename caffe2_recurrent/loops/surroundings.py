@@ -10,9 +10,8 @@ from caffe2_recurrent.loops.loop import Loop, laid_out_when_changed
 from caffe2_recurrent.loops.parts import Surroundings
 from caffe2_recurrent.operator_arguments import net as net_argument
 from caffe2_recurrent.operator_arguments import nets_of
-from caffe2_recurrent.operators import GRADIENT_OPERATOR, OPERATOR, SHOWING, copied, is_on_onednn
+from caffe2_recurrent.operators import GRADIENT_OPERATOR, LOOPS, SHOWING, copied, is_on_onednn
 
-LOOPS = (OPERATOR, GRADIENT_OPERATOR)
 # In place they change what a tensor looks like, not what it holds.
 RESHAPING = frozenset(["ExpandDims", "Reshape", "Squeeze"])
 # Types of nets that run one operator after the other.

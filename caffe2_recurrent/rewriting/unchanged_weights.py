@@ -13,7 +13,7 @@ from typing import Dict, Iterable, List, Mapping, Optional, Tuple
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
-from caffe2_recurrent.blob_names import all_names
+from caffe2_recurrent.blob_names import names_of
 from caffe2_recurrent.loops.loop import WHEN_CHANGED, Loop, name_steps_by_content
 from caffe2_recurrent.loops.parts import Keeping
 from caffe2_recurrent.loops.sizes import Sizes
@@ -107,7 +107,7 @@ def when_changed(loop: Loop, weights: Mapping[str, str], made: Operators, rest: 
     """
     ending = "_{:08x}".format(zlib.crc32(caffe2_pb2.NetDef(op=made).SerializeToString()))
     written = {blob for operator in made for blob in operator.output}
-    read = dict.fromkeys(blob for blob in all_names(caffe2_pb2.NetDef(op=rest)) if blob in written)
+    read = dict.fromkeys(blob for operator in rest for blob in names_of(operator) if blob in written)
     results = {blob: loop.new_blob(blob + ending) for blob in read}
     copies = {weight: loop.new_blob(weight + "_seen" + ending) for weight in weights}
     # If one of the operators fails, the next run finds nothing that is equal to a weight.

@@ -91,9 +91,8 @@ def _chosen(loop: Loop, operators: Operators, otherwise: caffe2_pb2.OperatorDef)
     results = list(dict.fromkeys([*otherwise.output, *written]))
     inputs = dict.fromkeys([loop.unrolled.condition, *read, *otherwise.input])
     chosen = new_operator("If", list(inputs), results, otherwise)
-    # Net by net where it belongs: to copy the steps takes longer than to write them out.
-    of_other_lengths = chosen.arg.add(name="else_net").n
-    _fill(of_other_lengths, OTHERWISE, [otherwise], otherwise.input, otherwise.output)
+    # As arguments of `new_operator` the nets of all steps would be copied twice more.
+    _fill(chosen.arg.add(name="else_net").n, OTHERWISE, [otherwise], otherwise.input, otherwise.output)
     _fill(chosen.arg.add(name="then_net").n, NET, operators, read, written)
     return chosen
 

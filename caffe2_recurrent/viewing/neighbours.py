@@ -7,7 +7,7 @@ from typing import Collection, List, NamedTuple
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.operators import GRADIENT_OPERATOR, OPERATOR, is_gradient_name
+from caffe2_recurrent.operators import LOOPS, is_gradient_name
 from caffe2_recurrent.viewing.graph import Kind, Role
 from caffe2_recurrent.viewing.graph_parts import OUTER, Parts, outer_key
 
@@ -33,7 +33,7 @@ def add_neighbours(parts: Parts, net: caffe2_pb2.NetDef) -> None:
         differentiated = differentiated or _is_gradient(operator)
         if not differentiated:
             of_forward_pass.update([*operator.input, *operator.output])
-        if operator.type in (OPERATOR, GRADIENT_OPERATOR):
+        if operator.type in LOOPS:
             continue
         if _is_gradient(operator):
             inputs = [blob for blob in operator.input if blob not in of_forward_pass]
