@@ -28,6 +28,8 @@ demo-attention: setup ## train the one of examples/spelling_to_sound.py; likewis
 	$(bin)/python examples/spelling_to_sound.py $(DEMO_ARGS)
 
 test: lint ## lint, check types, run all tests with coverage
+	@# Hundreds of processes import it, each of which would compile it anew where Python may write no such files.
+	@$(bin)/python -m compileall -q caffe2_recurrent
 	$(bin)/python -m pytest $(IN_PARALLEL) --cov --cov-report=term-missing $(PYTEST_ARGS)
 
 conformance: setup ## run Caffe2's own tests with its builder, with ours, and with optimised nets

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
+from collections import Counter
 from collections.abc import Iterator
 
 # The last bit depends on the number of threads, which GlobalInit sets to 1 and without it is that of the cores. Tests
@@ -130,8 +132,27 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if workspace.has_gpu_support and workspace.NumCudaDevices() > 0:
-        return
+    has_gpu = workspace.has_gpu_support and workspace.NumCudaDevices() > 0
+    seen: Counter[str] = Counter()
     for item in items:
-        if item.get_closest_marker("gpu"):
+        if item.get_closest_marker("gpu") and not has_gpu:
             item.add_marker(pytest.mark.skip(reason="this Caffe2 has no GPU to use"))
+        test = item.nodeid.split("[")[0]
+        if seen[test] % CASES_PER_TRACED:
+            item.stash[IS_UNTRACED] = True
+        seen[test] += 1
+
+
+# Of so many cases of a test, one says which lines are run: to trace all of them takes a third of the time again.
+CASES_PER_TRACED = 8
+IS_UNTRACED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    tracer = sys.gettrace()
+    # pytest-cov's `no_cover` goes back to a tracer that is below its own where there are several processes.
+    if item.stash.get(IS_UNTRACED, False):
+        sys.settrace(None)
+    yield
+    sys.settrace(tracer)
