@@ -59,6 +59,17 @@ def train(corpus: Path, output: Path, *more: str) -> int:
     return char_lstm.main(["--corpus", str(corpus), "--output", str(output), *SMALL, *more])
 
 
+@pytest.fixture
+def pictures() -> None:
+    """Runs draw their curve; elsewhere nobody looks at it, and to draw takes longer than the run."""
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "pictures" not in request.fixturenames:
+        monkeypatch.setattr(char_curve, "draw", lambda *_, **__: b"a curve")
+
+
 program = Program(char_lstm)
 error_of, contents, start = program.error_of, program.contents, program.start
 
@@ -214,7 +225,7 @@ def test_at_a_temperature_of_next_to_nothing_the_likeliest_is_drawn() -> None:
 
 
 def test_a_run_beats_the_unigrams_and_leaves_everything_it_promised(
-    corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], pictures: None
 ) -> None:
     output = tmp_path / "new" / "folder"
     assert train(corpus_file, output, "--epochs", "3") == 0
@@ -257,7 +268,7 @@ def test_a_seed_makes_a_run_repeatable(corpus_file: Path, tmp_path: Path) -> Non
 
 
 def test_resuming_after_an_epoch_is_not_stopping_at_all(
-    corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], pictures: None
 ) -> None:
     assert train(corpus_file, tmp_path / "whole", "--epochs", "2") == 0
     assert train(corpus_file, tmp_path / "parts", "--epochs", "1") == 0
@@ -531,7 +542,7 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
 # The curve
 
 
-def test_the_curve_is_a_picture_with_something_on_it() -> None:
+def test_the_curve_is_a_picture_with_something_on_it(pictures: None) -> None:
     image = pytest.importorskip("matplotlib.image")
     png = char_curve.draw([4.0, 3.5, 3.0, 2.5], [3.2, 2.4], unigram=4.5, batches_per_epoch=2)
     pixels = image.imread(io.BytesIO(png))
