@@ -11,7 +11,7 @@ import rewriting_support as support
 from caffe2_recurrent import recurrent_net
 from caffe2_recurrent.operators import is_on_onednn
 from caffe2_recurrent.rewriting import passes
-from caffe2_recurrent.rewriting.products import onednn, step_products
+from caffe2_recurrent.rewriting.products import onednn, step_products, thread_numbers
 from caffe2_recurrent.rewriting.products.product_ways import KEPT_FILTERS, NNPACK
 from caffe2_recurrent.rewriting.rules import packed_products
 from caffe2_recurrent.rewriting.trials.timing import Seconds
@@ -37,6 +37,11 @@ def promise_constant_threads(monkeypatch):
     """That numbers of threads stay, for all nets that are optimised."""
     may_be_kept = passes._what_may_be_kept
     monkeypatch.setattr(passes, "_what_may_be_kept", lambda loop, constant_threads: may_be_kept(loop, True))
+
+
+def numbers_matter(monkeypatch, is_so):
+    """As on a processor where the order of filters depends on the number of threads, or as on one where not."""
+    monkeypatch.setattr(thread_numbers, "matter", lambda: is_so)
 
 
 def make_up(monkeypatch, as_it_is, transposed=None, **ways):

@@ -27,7 +27,7 @@ from caffe2_recurrent.rewriting.rules.gates_first import Size
 from caffe2_recurrent.rewriting.steps import columns
 from caffe2_recurrent.rewriting.trials import trial
 from caffe2_recurrent.rewriting.trials.timing import Seconds
-from onednn_support import inner_nets, leaving_no_trace, promise_constant_threads
+from onednn_support import inner_nets, leaving_no_trace, numbers_matter, promise_constant_threads
 from step_nets import D, N, T
 from test_rewriting_onednn import with_other_weights
 from test_rewriting_rules import loop_of, made, reasons_in, set_argument, why
@@ -515,6 +515,7 @@ def test_it_is_tried(layout, of_sequence):
 @pytest.mark.parametrize("trains, promised", [(True, False), (True, True), (False, False), (False, True)])
 @pytest.mark.parametrize("by_kind, other, taken", [(1.0, 1.02, ByKind), (1.0, 1.019, ByTanh), (2.0, 1.0, ByTanh)])
 def test_the_form_behind_a_product(by_kind, other, taken, trains, promised, monkeypatch):
+    numbers_matter(monkeypatch, True)
     if promised:
         promise_constant_threads(monkeypatch)
     seen = []

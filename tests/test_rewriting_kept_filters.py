@@ -32,9 +32,10 @@ from caffe2_recurrent.loops.sizes import find_sizes
 from caffe2_recurrent.operators import new_operator
 from caffe2_recurrent.rewriting import unchanged_weights
 from caffe2_recurrent.rewriting.emit import Emitter
-from caffe2_recurrent.rewriting.products import kept_filters, onednn, product_ways
+from caffe2_recurrent.rewriting.products import kept_filters, onednn, product_ways, thread_numbers
 from caffe2_recurrent.rewriting.products.kept_filters import KEPT_FILTERS, in_place, keeps_filters, shown
 from caffe2_recurrent.rewriting.products.product import Product
+from caffe2_recurrent.rewriting.products.step_subject import WORKSPACES, subject_of
 from caffe2_recurrent.rewriting.rules import backward_loop, packed_products
 from caffe2_recurrent.rewriting.trials import trial
 from caffe2_recurrent.rewriting.trials.timing import Seconds
@@ -56,7 +57,7 @@ RULE = "packed_products"
 BOTH = [RULE, unchanged_weights.RULE]
 # Of several matrices there is one of another kind.
 ALL = [name for name in support.NAMES if name != "gates_first"]
-THERE = ["ResizeLike", "Conv"]
+THERE = ["Conv"]
 WEIGHTS = "layer/gates_t_w"
 BESIDE = core.CreateOperator("Copy", ["a"], ["b"])
 FORWARD = {"gradients": False, "forward_only": True}
@@ -81,8 +82,17 @@ def forced(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def constant_threads(monkeypatch):
+def constant_threads(monkeypatch, request):
+    """Their numbers stay. Filters are as where these matter, or, where a test has a parameter for that, do not."""
     onednn_support.promise_constant_threads(monkeypatch)
+    onednn_support.numbers_matter(monkeypatch, getattr(request, "param", True))
+
+
+# Where they do matter nothing is to be had as if they did not.
+MATTERS = [True] if thread_numbers.matter() else [True, False]
+NUMBERS = pytest.mark.parametrize(
+    "constant_threads", MATTERS, indirect=True, ids=["in each run", "when changed"][: len(MATTERS)]
+)
 
 
 def kept(rules=BOTH, builder=LSTM, **options):
@@ -97,9 +107,9 @@ def has_kept(net):
     return kept_filters.are_in(support.step(net).op)
 
 
-def making_tensors(net):
-    """The nets that make oneDNN's tensors, and take away the step workspaces of the run before."""
-    return [inner for _, inner in inner_nets(net) if any(made.type == onednn.CHANNELS_LAST for made in inner.op)]
+def emptying(net, workspaces):
+    """The nets that take away the step workspaces of a run before."""
+    return [inner for _, inner in inner_nets(net) if any(list(made.output) == [workspaces] for made in inner.op)]
 
 
 # --------------------------------------------------------------------------------------------------------------- values
@@ -107,6 +117,7 @@ def making_tensors(net):
 
 @EVERY_CELL
 @RULES
+@NUMBERS
 def test_cells_have_the_values_of_a_numpy_loop(cell, rules):
     with support.optimising(rules) as lines:
         for lengths in (None, [cell.steps, 1]):
@@ -148,6 +159,7 @@ def test_rows_that_are_no_numbers():
 
 
 @RULES
+@NUMBERS
 @pytest.mark.parametrize("kind", ["simple", "dag", "async_scheduling"])
 @pytest.mark.parametrize("lengths", [False, True], ids=["whole", "lengths"])
 def test_runs_see_each_change(rules, kind, lengths):
@@ -169,14 +181,17 @@ def test_runs_see_each_change(rules, kind, lengths):
 
 
 @LAYERS
+@NUMBERS
 def test_two_layers(layer):
     assert two_layers(layer).counts[RULE] >= 2 or not IS_RIGHT
 
 
+@NUMBERS
 def test_it_would_show_if_filters_were_kept_for_good():
     model, blobs = kept()
     workspaces = model.net.Proto().op[-1].output[-1]
-    for inner in making_tensors(model.net):
+    assert len(emptying(model.net, workspaces)) == IS_RIGHT
+    for inner in emptying(model.net, workspaces):
         left = [made for made in inner.op if list(made.output) != [workspaces]]
         assert len(left) == len(inner.op) - 1
         del inner.op[:]
@@ -204,6 +219,7 @@ def renamed(model, name):
     return names
 
 
+@NUMBERS
 def test_nets_that_share_weights_and_not_their_steps():
     """One sees that the weights have changed, and the other must not take that for done."""
     nets = []
@@ -220,6 +236,7 @@ def test_nets_that_share_weights_and_not_their_steps():
         change(WEIGHTS, seed)
 
 
+@NUMBERS
 def test_nets_that_share_their_steps_and_not_what_is_laid_out():
     models = []
     for number, rules in enumerate([BOTH, ALL, ["scaled_weights", "lstm_unit", *BOTH]]):
@@ -235,6 +252,7 @@ def test_nets_that_share_their_steps_and_not_what_is_laid_out():
             support.assert_same(support.values(blobs), as_built(blobs))
 
 
+@NUMBERS
 def test_nets_for_other_numbers_of_sequences():
     models = []
     for name in ("many", "few"):
@@ -248,6 +266,7 @@ def test_nets_for_other_numbers_of_sequences():
             support.assert_same(support.values(blobs), as_built(blobs))
 
 
+@NUMBERS
 def test_a_net_that_is_created_anew():
     model, blobs = kept()
     for seed in range(3):
@@ -259,6 +278,7 @@ def test_a_net_that_is_created_anew():
 
 @pytest.mark.usefixtures("executor_in_created_nets")
 @pytest.mark.parametrize("trained", [False, True])
+@NUMBERS
 def test_the_rnn_executor_of_another_net_keeps_its_workspaces(trained):
     model, blobs = kept(ALL)
     other, _ = support.lstm(name="other", **({} if trained else FORWARD))
@@ -367,16 +387,19 @@ def test_steps_begin_with_an_operator_of_atens_that_sets_the_number_of_threads(r
     support.assert_same(support.run(model, blobs), as_built(blobs))
 
 
+@pytest.mark.parametrize("matters", [False, True])
 @pytest.mark.parametrize("promised", [False, True])
-def test_it_takes_a_promise(monkeypatch, promised):
+def test_it_takes_a_promise_where_numbers_of_threads_matter(monkeypatch, promised, matters):
     monkeypatch.undo()
+    onednn_support.numbers_matter(monkeypatch, matters)
     make_up(monkeypatch, Seconds(0.0, 2.0), inner_product=Seconds(0.0, 1.5), kept_filters=Seconds(0.0, 1.0))
     model, blobs = support.lstm(**FORWARD)
     optimize(model, BOTH, constant_threads=promised)
-    assert has_kept(model.net) == (promised and IS_RIGHT)
+    assert has_kept(model.net) == ((promised or not matters) and IS_RIGHT)
     support.assert_same(support.run(model, blobs), as_built(blobs))
 
 
+@NUMBERS
 def test_a_net_that_is_as_it_was_built_runs_beside():
     model, blobs = kept(ALL)
     workspace.CreateNet(model.net)
@@ -390,6 +413,7 @@ def test_a_net_that_is_as_it_was_built_runs_beside():
 
 
 @pytest.mark.parametrize("runs_before", [0, 2])
+@NUMBERS
 def test_a_run_that_fails_leaves_nothing_behind(runs_before):
     assert_failure_leaves_nothing(*kept(ALL), runs_before)
 
@@ -435,6 +459,7 @@ def test_step_nets_that_train(make, executor):
 
 
 @pytest.mark.usefixtures("two_loops")
+@NUMBERS
 @pytest.mark.parametrize("memory", [False, True], ids=["kept", "recomputed"])
 def test_both_loops_keep_filters(memory):
     options = {"memory_optimization": memory}
@@ -453,6 +478,7 @@ def test_both_loops_keep_filters(memory):
 @pytest.mark.usefixtures("two_loops")
 @pytest.mark.parametrize("builder", [LSTM, MILSTM], ids=lambda builder: builder.__name__)
 @pytest.mark.parametrize("kind", ["simple", "dag", "async_scheduling"])
+@NUMBERS
 def test_training_gives_the_same_parameters(builder, kind):
     rewrite = support.Optimised(ALL)
     found = trained(rewrite, kind, builder, adam, runs=25)
@@ -501,11 +527,12 @@ def test_a_loop_that_does_not_become_two_lays_them_out_in_each_step(monkeypatch,
 # ------------------------------------------------------------------------------------------------ what others see of it
 
 
+@NUMBERS
 def test_the_step():
     model, _ = kept()
     assert_placed(model.net)
     assert (on_onednn(support.step(model.net).op) == THERE) == IS_RIGHT
-    assert len(making_tensors(model.net)) == IS_RIGHT
+    assert len(emptying(model.net, model.net.Proto().op[-1].output[-1])) == IS_RIGHT
 
 
 def test_the_rnn_executor_has_no_setting_any_more():
@@ -525,6 +552,7 @@ def test_a_second_call_leaves_it_alone():
 
 
 @pytest.mark.parametrize("cut", ["before", "after"])
+@NUMBERS
 def test_a_predictor(cut):
     model, blobs = support.lstm(**FORWARD)
     if cut == "after":
@@ -540,6 +568,7 @@ def test_a_predictor(cut):
         support.assert_same(support.values(blobs[:1]), as_built(blobs[:1]))
 
 
+@NUMBERS
 def test_a_predictor_from_a_file(tmp_path):
     model, blobs = kept(ALL)
     workspace.RunNetOnce(model.net)
@@ -681,6 +710,18 @@ def test_it_is_not_offered_where_onednn_does_otherwise(monkeypatch):
     assert not is_offered(monkeypatch, support.lstm(**FORWARD)[0])
 
 
+@NUMBERS
+@pytest.mark.parametrize("may_keep", [Keeping.FILTERS, Keeping.FILTERS | Keeping.WEIGHTS])
+def test_a_trial_makes_operators_anew_where_runs_do(may_keep):
+    shapes = {"x": (1, 3, 4), "w": (16, 4), "b": (16,)}
+    loop = trial.lone_loop([*shapes, "y"], ["w", "b"], may_keep)
+    emitter = Emitter(loop, loop.forward, "y")
+    kept_filters.emit(emitter, loop, Product("x", None, "w", "b", "y", 3, 4, 16))
+    subject = subject_of(loop, emitter.operators, shapes)
+    is_in_each_run = thread_numbers.matter() or Keeping.WEIGHTS not in may_keep
+    assert subject.anew == (WORKSPACES if is_in_each_run else 0)
+
+
 def test_a_trial_decides(monkeypatch):
     monkeypatch.undo()
     make_up(monkeypatch, Seconds(0.0, 2.0), kept_filters=Seconds(0.0, 1.0))
@@ -757,17 +798,19 @@ def operator(kind, inputs, outputs):
     return new_operator(kind, inputs, outputs, BESIDE)
 
 
-def convolved(*others):
-    """A convolution that keeps its filters, a copy `y` of its result, and others."""
+def convolved(*others, rows=()):
+    """What makes rows `x`, a convolution of these that keeps its filters, a copy `y` of its result, and others."""
     convolution = onednn.on_onednn(operator("Conv", ["r", "w"], ["there"]))
-    return [convolution, onednn.on_onednn(operator(onednn.FROM, ["there"], ["y"])), *others]
+    copied = onednn.on_onednn(operator(onednn.FROM, ["there"], ["y"]))
+    return [*rows, operator("Copy", ["x"], [ROWS_THERE]), convolution, copied, *others]
 
 
 def short(operators):
     return ["{} {} -> {}".format(made.type, " ".join(made.input), " ".join(made.output)) for made in operators]
 
 
-THERE_NOW = shown("there")
+THERE_NOW, ROWS_THERE = shown("there"), shown("r")
+CONVOLVED = ["Copy x -> " + ROWS_THERE, "Conv r w -> there"]
 
 
 def placed(operators, needed=()):
@@ -780,11 +823,39 @@ def placed(operators, needed=()):
 def test_readers_read_where_results_lie():
     made = placed(convolved(operator("Sum", ["y", "a"], ["y"]), operator("Tanh", ["y"], ["t"])))
     assert short(made) == [
-        "Conv r w -> there",
+        *CONVOLVED,
         "Sum {0} a -> {0}".format(THERE_NOW),
         "Tanh {} -> t".format(THERE_NOW),
     ]
-    assert [list(found.control_input) for found in made] == [[], ["there"], ["there"]]
+    assert [list(found.control_input) for found in made] == [[], [ROWS_THERE], ["there"], ["there"]]
+
+
+BESIDE_EACH_OTHER = operator("Concat", ["h", "a"], ["x", "sizes"])
+
+
+def test_rows_are_put_beside_each_other_where_they_are_read():
+    made = placed(convolved(operator("Tanh", ["y"], ["t"]), rows=[BESIDE_EACH_OTHER]))
+    assert short(made) == [
+        "Concat h a -> {} sizes".format(ROWS_THERE),
+        "Conv r w -> there",
+        "Tanh {} -> t".format(THERE_NOW),
+    ]
+    assert list(made[1].control_input) == [ROWS_THERE]
+
+
+@pytest.mark.parametrize(
+    "rows, others, needed",
+    [
+        ([BESIDE_EACH_OTHER], [operator("Tanh", ["x"], ["t"])], []),
+        ([BESIDE_EACH_OTHER], [], ["x"]),
+        ([BESIDE_EACH_OTHER, operator("Tanh", ["x"], ["x"])], [], []),
+        ([operator("Tanh", ["h"], ["x"])], [], []),
+    ],
+    ids=["read beside", "needed", "written twice", "of another kind"],
+)
+def test_rows_are_copied_all_the_same(rows, others, needed):
+    made = placed(convolved(*others, rows=rows), needed)
+    assert short(made)[: len(rows) + 2] == [*short(rows), *CONVOLVED]
 
 
 COPIED = {
@@ -797,12 +868,12 @@ COPIED = {
 @pytest.mark.parametrize("others", COPIED.values(), ids=list(COPIED))
 def test_copied_all_the_same(others):
     made = placed(convolved(*others))
-    assert short(made) == ["Conv r w -> there", "Copy {} -> y".format(THERE_NOW), *short(others)]
-    assert list(made[1].control_input) == ["there"]
+    assert short(made) == [*CONVOLVED, "Copy {} -> y".format(THERE_NOW), *short(others)]
+    assert list(made[2].control_input) == ["there"]
 
 
 def test_copied_where_the_name_is_needed_or_older():
-    assert short(placed(convolved(), ["y"])) == ["Conv r w -> there", "Copy {} -> y".format(THERE_NOW)]
+    assert short(placed(convolved(), ["y"])) == [*CONVOLVED, "Copy {} -> y".format(THERE_NOW)]
     older = [operator("Copy", ["a"], ["y"]), operator("Tanh", ["y"], ["t"]), *convolved()]
     assert short(in_place(older))[-1] == "Copy {} -> y".format(THERE_NOW)
 
@@ -812,7 +883,7 @@ def test_others_stay_as_they_are():
     given = [in_each_step, onednn.on_onednn(operator(onednn.FROM, ["there"], ["y"]))]
     assert not kept_filters.are_in(given)
     assert in_place(given) == given and in_place(given)[0] is not given[0]
-    assert keeps_filters(convolved()[0]) and not keeps_filters(operator("Conv", ["r", "w"], ["y"]))
+    assert keeps_filters(convolved()[1]) and not keeps_filters(operator("Conv", ["r", "w"], ["y"]))
 
 
 def test_of_what_may_be_kept():

@@ -17,7 +17,7 @@ from caffe2_recurrent.rewriting.products.onednn_convolutions import IN_BLOCKS, I
 from caffe2_recurrent.rewriting.products.onednn_over_steps import Layout, layouts
 from caffe2_recurrent.rewriting.rules import products_over_steps
 from caffe2_recurrent.rewriting.trials import trial
-from onednn_support import in_ifs, inner_nets
+from onednn_support import in_ifs, inner_nets, numbers_matter
 
 INNER, OUTER = 5, 7
 CONVOLVES = onednn.CONVOLUTION in onednn.ways()
@@ -84,8 +84,12 @@ def test_the_number_of_threads_is_set_before(monkeypatch):
         made = onednn_over_steps.in_a_net(loop, operator, Layout(INNER, OUTER), layout)
         return [other.type for other in in_ifs(caffe2_pb2.NetDef(op=made))]
 
+    numbers_matter(monkeypatch, True)
     found = types()
     assert found.index("ATen") < found.index(onednn.TO)
+    numbers_matter(monkeypatch, False)
+    assert "ATen" not in types()
+    numbers_matter(monkeypatch, True)
     monkeypatch.setattr(thread_numbers, "aten_is_missing", lambda: True)
     assert "ATen" not in types()
 

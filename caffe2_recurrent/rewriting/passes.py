@@ -12,7 +12,7 @@ from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.operator_arguments import has_nets
 from caffe2_recurrent.operators import GRADIENT_OPERATOR, LINK, OPERATOR, is_backward_of
 from caffe2_recurrent.rewriting import backward_pass, exposed_gradients, memory_names, unchanged_weights, unrolled
-from caffe2_recurrent.rewriting.products import kept_filters
+from caffe2_recurrent.rewriting.products import kept_filters, thread_numbers
 from caffe2_recurrent.rewriting.report import Refusal, Report, Rewrite
 from caffe2_recurrent.rewriting.rule import Rule
 from caffe2_recurrent.rewriting.steps import dead_operators, step_shapes
@@ -122,7 +122,7 @@ def _in_place(loop: Loop) -> Loop:
 def _what_may_be_kept(loop: Loop, constant_threads: bool) -> Keeping:
     of_weights = Keeping.WEIGHTS if unchanged_weights.may_be_kept(loop) else Keeping.NOTHING
     is_for_two = BACKWARD_LOOP in loop.rules if loop.gradient is not None else not loop.has_backward_step
-    if not constant_threads:
+    if not constant_threads and thread_numbers.matter():
         return of_weights
     return of_weights | Keeping.PLANS | (Keeping.FILTERS if is_for_two else Keeping.NOTHING)
 

@@ -82,12 +82,14 @@ def _is_weight(loop: Loop, sizes: Sizes, blob: str) -> bool:
 def made_of(loop: Loop, weights: Iterable[str]) -> Operators:
     """The operators in front of the loop that depend on `weights` alone."""
     known = set(weights)
+    # Step workspaces, which nothing reads, may be emptied more often.
+    workspaces = {loop.outputs[-1]}
     made: Operators = []
     for operator in loop.before:
         if known.issuperset(operator.input):
             made.append(operator)
             known.update(operator.output)
-        elif not known.isdisjoint(operator.output):
+        elif not known.isdisjoint(set(operator.output) - workspaces):
             # What is changed in its place in each run would be changed twice in the second.
             return []
     return made

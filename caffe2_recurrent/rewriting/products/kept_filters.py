@@ -6,19 +6,21 @@ Rows are an image whose channels come last, weights the filters of a convolution
 
 In memory that is `[N, K]` and `[N, M]`: oneDNN reads the rows as they lie, and leaves the results as the step wants
 them. Filters it lays out in an order that no operator gives away. Its convolution keeps what it has made of them in its
-first run, and would miss that weights change, or run in another thread what has been planned there with another number
-of OpenMP's threads. So each run has new operators: in front of the loop something else is put into the blob of its step
-workspaces, which no other loop has, and the engine makes new ones.
+first run, and would miss that weights change. So operators are made anew whenever weights are laid out for them, which
+is in each run, or when they have changed (`unchanged_weights.py`): something else is put into the blob of the step
+workspaces of the loop, which no other loop has, and the engine makes new ones.
 
-That is not enough where a thread gets another number of OpenMP's threads. What is planned for some sizes is remembered
-in each thread, without that number; what is made of the plan, in the process, with it. So a later run may have filters
-in another order than they are read, and write behind its memory. No operator tells that number, so that only who says
-that it stays has such products (`constant_threads`). One change is not the caller's, but ATen's. Therefore steps begin
-with what `thread_numbers.py` is about.
+That is not enough with AVX-512, where the order of filters depends on the number of OpenMP's threads. A run may be in
+another thread than the one before, with another number: each has new operators there. And what is planned for some
+sizes is remembered in each thread, without that number; what is made of the plan, in the process, with it. So where a
+thread gets another number a later run may have filters in another order than they are read, and write behind its
+memory. No operator tells that number, so that there only who says that it stays has such products
+(`constant_threads`). One change is not the caller's, but ATen's. Therefore steps begin with what `thread_numbers.py` is
+about.
 
-Both tensors of oneDNN's are made in front of the loop, for as many rows as the run has. The memory of the results is
-that of a blob of the CPU's, which steps read; no operator of theirs writes it by that name. So until all else is done
-there is an operator in its place that copies the results back.
+Both tensors of oneDNN's are made in front of the loop, for as many rows as the run has. The memory of each is that of a
+blob of the CPU's. Steps write rows to the one and read results from the other; no operator of theirs writes that by its
+name. So until all else is done there is an operator in its place that copies the results back.
 
 Source: caffe2/ideep/operators/conv_op.cc, utility_ops.cc, operator_fallback_ideep.h; for a source whose channels come
 last, convolution_forward in ideep's operators/conv.hpp asks for such a result, too.
@@ -26,7 +28,7 @@ last, convolution_forward in ideep's operators/conv.hpp asks for such a result, 
 
 import contextlib
 import functools
-from typing import Collection, Iterable, List, Optional, Sequence
+from typing import Collection, Iterable, List, Mapping, Optional, Sequence
 
 import numpy as np
 from caffe2.proto import caffe2_pb2
@@ -58,16 +60,17 @@ Operators = List[caffe2_pb2.OperatorDef]
 
 def emit(emitter: Emitter, loop: Loop, product: Product) -> None:
     """The operators of the step in place of the product, and those before the loop."""
-    like, like_result = (_like(loop, size) for size in (product.inner, product.outer))
     rows, results = (loop.new_blob(product.output + name) for name in ("_rows_there", "_there"))
-    _make_tensors(loop, product, like, like_result, rows, results, _workspaces(loop, emitter.beside))
-    inputs = [rows, _filters(loop, product)]
+    workspaces = _workspaces(loop, emitter.beside)
+    in_each_run = thread_numbers.matter()
+    widths = {rows: product.inner, results: product.outer}
+    _make_tensors(loop, product.output, widths, [workspaces] if in_each_run else [])
+    inputs = [rows, _filters(loop, product, [] if in_each_run else [workspaces])]
     if product.bias is not None:
         inputs.append(onednn.laid_out_before(loop, "plain", product.bias, [product.outer], _copy_there))
-    for outer in (like, *inputs, results, shown(results)):
+    for outer in (shown(rows), *inputs, results, shown(results)):
         loop.add_reference(outer)
-    onednn.add(emitter, "ResizeLike", [product.input, like], [rows])
-    emitter.made.append(ON_CPU.format(rows, "ResizeLike"))
+    emitter.add("Copy", [product.input], shown(rows))
     onednn.add(emitter, "Conv", inputs, [results], kernel=1, training_mode=0)
     if product.sigmoid is not None:
         onednn.add(emitter, "Sigmoid", [results], [results])
@@ -105,9 +108,14 @@ def are_right(inner: int, outer: int) -> bool:
     return False
 
 
-def shown(results: str) -> str:
-    """The blob of the CPU's that has the memory of oneDNN's `results`."""
-    return ON_CPU.format(results, SHOWING)
+def shown(there: str) -> str:
+    """The blob of the CPU's that has the memory of oneDNN's."""
+    return ON_CPU.format(there, SHOWING)
+
+
+def are_made_anew(loop: Loop, operators: Iterable[caffe2_pb2.OperatorDef]) -> bool:
+    """Whether `operators`, which run in front of the loop, have those of its steps that keep filters made anew."""
+    return any(loop.made.get(FORWARD) in operator.output for operator in operators)
 
 
 def backward_workspaces(loop: Loop) -> Optional[str]:
@@ -136,6 +144,9 @@ def in_place(
     keeping = [operator for operator in made if keeps_filters(operator)]
     for operator in keeping:
         set_arguments(operator, {"training_mode": int(not keeps)})
+        # Nets that run operators side by side would not know otherwise what it has to wait for.
+        operator.control_input.append(shown(operator.input[0]))
+        _make_rows_there(made, shown(operator.input[0]), needed)
     results = {operator.output[0] for operator in keeping}
     for copying in [operator for operator in made if operator.type == onednn.FROM and operator.input[0] in results]:
         (source,), (copy,) = copying.input, copying.output
@@ -147,11 +158,21 @@ def in_place(
                 dataflow.rename(operator, copy, shown(source))
         for operator in made:
             if shown(source) in operator.input:
-                # Nets that run operators side by side would not know otherwise what it has to wait for.
+                # Likewise.
                 operator.control_input.append(source)
     if keeps and keeping:
         made[:0] = thread_numbers.set_at_once(keeping[0].output[0] + "_number")
     return made
+
+
+def _make_rows_there(operators: Operators, there: str, needed: Collection[str]) -> None:
+    """Where rows are nothing but put beside each other for the product, do that where it reads them."""
+    (copying,) = (operator for operator in operators if there in operator.output)
+    rows = copying.input[0]
+    touching = [operator for operator in operators if rows in (*operator.input, *operator.output)]
+    if rows not in needed and [operator.type for operator in touching] == ["Concat", "Copy"]:
+        touching[0].output[0] = there
+        operators.remove(copying)
 
 
 def _may_be_shown(operators: Operators, copy: str) -> bool:
@@ -182,41 +203,49 @@ def _workspaces(loop: Loop, operator: caffe2_pb2.OperatorDef) -> str:
     return loop.made[key]
 
 
-def _make_tensors(
-    loop: Loop, product: Product, like: str, like_result: str, rows: str, results: str, workspaces: str
-) -> None:
-    """oneDNN's tensors `rows` and `results`, and the blob of the CPU's with the memory of the second, `[1, N, M]`."""
+def _make_tensors(loop: Loop, name: str, widths: Mapping[str, int], emptied: Sequence[str]) -> None:
+    """oneDNN's tensors, by their names, and for each a blob of the CPU's with its memory, `[1, N, width]`.
+
+    Blobs that are `emptied` lose their step workspaces.
+    """
     one = loop.add_before("GivenTensorInt64Fill", [], "one", shape=[1], values=[1])
-    width = loop.add_before("GivenTensorInt64Fill", [], "width", shape=[1], values=[product.outer])
-    shape = loop.add_columns([one, number_of_rows(loop), width], "shape_of_rows")
-    emitter = Emitter(loop, loop.forward, product.output)
-    for source, target in ((like, rows), (like_result, results)):
-        first = onednn.add(emitter, onednn.TO, [source], [emitter.blob("channels_first")])
-        onednn.add(emitter, onednn.CHANNELS_LAST, [first], [target])
-    memory = shown(results)
-    # By name, the first to write it is an operator that others see.
-    emitter.add("ConstantFill", [shape], memory, input_as_shape=1, value=0.0)
-    onednn.add(emitter, SHOWING, [like_result], [results], scale=1.0)
-    emitter.reshape_in_place_like(memory, shape)
-    # Here, and not by itself: who cuts out of a net what makes its outputs leaves out what nothing reads.
-    emitter.add("ConstantFill", [], workspaces, shape=[1], value=0.0)
-    loop.before += onednn.in_a_net(emitter.operators, [rows, results, memory, workspaces], loop)
+    emitter = Emitter(loop, loop.forward, name)
+    for there, number in widths.items():
+        like = _like(loop, number)
+        width = loop.add_before("GivenTensorInt64Fill", [], "width", shape=[1], values=[number])
+        shape = loop.add_columns([one, number_of_rows(loop), width], "shape_of_rows")
+        first = onednn.add(emitter, onednn.TO, [like], [emitter.blob("channels_first")])
+        onednn.add(emitter, onednn.CHANNELS_LAST, [first], [there])
+        # By name, the first to write it is an operator that others see.
+        emitter.add("ConstantFill", [shape], shown(there), input_as_shape=1, value=0.0)
+        onednn.add(emitter, SHOWING, [like], [there], scale=1.0)
+        emitter.reshape_in_place_like(shown(there), shape)
+    _empty(emitter, emptied)
+    loop.before += onednn.in_a_net(emitter.operators, [*widths, *map(shown, widths), *emptied], loop)
+
+
+def _empty(emitter: Emitter, workspaces: Iterable[str]) -> None:
+    """Together with what is read: who cuts out of a net what makes its outputs leaves out what nothing reads."""
+    for blob in workspaces:
+        emitter.add("ConstantFill", [], blob, shape=[1], value=0.0)
 
 
 def _copy_there(emitter: Emitter, blob: str) -> str:
     return onednn_copies.copy_there(emitter, blob, emitter.blob("for_onednn"))
 
 
-def _filters(loop: Loop, product: Product) -> str:
-    """W as filters."""
+def _filters(loop: Loop, product: Product, emptied: Sequence[str]) -> str:
+    """W as filters; blobs that are `emptied` lose their step workspaces when it is laid out."""
 
     def lay_out(emitter: Emitter, weights: str) -> str:
+        _empty(emitter, emptied)
         there = _copy_there(emitter, weights)
         if product.rows is None:
             there = onednn.transposed(emitter, there)
         onednn_copies.reshape_there(emitter, there, [product.outer, product.inner, 1, 1])
         return there
 
-    if product.rows is not None:
-        return onednn.laid_out_before(loop, "filters", product.rows, [product.outer, product.inner], lay_out)
-    return onednn.laid_out_before(loop, "filters, transposed", product.columns, [product.inner, product.outer], lay_out)
+    weights, layout, shape = product.rows, "filters", [product.outer, product.inner]
+    if weights is None:
+        weights, layout, shape = product.columns, "filters, transposed", shape[::-1]
+    return onednn.laid_out_before(loop, ", ".join([layout, *emptied]), weights, shape, lay_out, emptied)

@@ -260,9 +260,15 @@ def _copy_there(emitter: Emitter, blob: str) -> str:
 
 
 def laid_out_before(
-    loop: Loop, layout: str, blob: Optional[str], shape: Sequence[int], lay_out: Callable[[Emitter, str], str]
+    loop: Loop,
+    layout: str,
+    blob: Optional[str],
+    shape: Sequence[int],
+    lay_out: Callable[[Emitter, str], str],
+    others: Sequence[str] = (),
 ) -> str:
-    """What `lay_out` makes of an outer blob, once before the loop; the same blob if it is asked for again."""
+    """What `lay_out` makes of an outer blob, and `others`, once before the loop; the same blob if it is asked for
+    again."""
     assert blob is not None
     key = ("onednn", layout, blob)
     if key not in loop.made:
@@ -270,7 +276,7 @@ def laid_out_before(
         only_floats.emit(emitter, blob, len(shape))
         _emit_shape(emitter, blob, shape)
         loop.made[key] = lay_out(emitter, blob)
-        loop.before += in_a_net(emitter.operators, [loop.made[key]], loop)
+        loop.before += in_a_net(emitter.operators, [loop.made[key], *others], loop)
     return loop.made[key]
 
 

@@ -25,7 +25,6 @@ come last, convolution_forward in ideep's operators/conv.hpp asks for such a res
 import numpy as np
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent import processor
 from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.loops.parts import Keeping
 from caffe2_recurrent.rewriting.emit import Emitter
@@ -48,7 +47,7 @@ ROWS = (1, 2, 17, 400)
 
 def may_be_in_rows(loop: Loop) -> bool:
     """Whether products in front of the loop may be `IN_ROWS` as far as threads are concerned."""
-    return Keeping.PLANS in loop.may_keep or not processor.may_have("avx512f")
+    return Keeping.PLANS in loop.may_keep
 
 
 @trial.remembered

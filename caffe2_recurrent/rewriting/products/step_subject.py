@@ -24,10 +24,10 @@ def subject_of(
 ) -> Subject:
     """`operators` are those of the step. If the loop may keep what is made of weights, that takes no time.
 
-    Operators that keep filters are made in each run, in two step workspaces.
+    Where operators that keep filters are made in each run, they are so in two step workspaces.
     """
     kept = unchanged_weights.made_of(loop, loop.surroundings.fed) if Keeping.WEIGHTS in loop.may_keep else []
     in_each_run = unchanged_weights.without(loop.before, kept)
     step = kept_filters.in_place(list(operators))
-    anew = WORKSPACES if kept_filters.are_in(step) else 0
+    anew = WORKSPACES if kept_filters.are_made_anew(loop, in_each_run) else 0
     return Subject(step, shapes, in_each_run, slices=tuple(slices), steps=steps, kept=kept, anew=anew)

@@ -1,22 +1,30 @@
-"""The number of OpenMP's threads, which ATen sets in each thread, to that of MKL's, when it first has much to do there.
+"""The number of OpenMP's threads, where the order of oneDNN's filters depends on it: with AVX-512.
 
-What oneDNN has planned before that is for another number. So operators for which that matters come behind one of
-ATen's that has the number set at once, whatever its sizes; from then on ATen leaves it alone.
+ATen sets it in each thread, to that of MKL's, when it first has much to do there. What oneDNN has planned before that
+is for another number. So operators for which that matters come behind one of ATen's that has the number set at once,
+whatever its sizes; from then on ATen leaves it alone.
 
-Source: lazy_init_num_threads in ATen's Parallel.h.
+Source: lazy_init_num_threads in ATen's Parallel.h. Which kernels oneDNN takes, and in which order filters lie, it says
+where `DNNL_VERBOSE=1` is set: without AVX-512 that is `jit_1x1:avx2` and one order, with 1 to 8 threads.
 """
 
 from typing import List
 
 from caffe2.proto import caffe2_pb2
 
+from caffe2_recurrent import processor
 from caffe2_recurrent.operators import new_operator
 from caffe2_recurrent.rewriting.emit import ATEN, aten_is_missing
 
 
+def matter() -> bool:
+    """Whether they matter here, as far as is known of the processor."""
+    return processor.may_have("avx512f")
+
+
 def set_at_once(number: str) -> List[caffe2_pb2.OperatorDef]:
-    """Operators that have it set, over a new blob `number`; none where there is no ATen."""
-    if aten_is_missing():
+    """Operators that have it set, over a new blob `number`; none where it does not matter, or there is no ATen."""
+    if not matter() or aten_is_missing():
         return []
     plain = caffe2_pb2.OperatorDef()
     return [
