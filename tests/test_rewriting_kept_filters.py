@@ -32,7 +32,7 @@ from caffe2_recurrent.loops.sizes import find_sizes
 from caffe2_recurrent.operators import new_operator
 from caffe2_recurrent.rewriting import unchanged_weights
 from caffe2_recurrent.rewriting.emit import Emitter
-from caffe2_recurrent.rewriting.products import kept_filters, onednn, product_ways, thread_numbers
+from caffe2_recurrent.rewriting.products import kept_filters, onednn, product_ways, step_products, thread_numbers
 from caffe2_recurrent.rewriting.products.kept_filters import KEPT_FILTERS, in_place, keeps_filters, shown
 from caffe2_recurrent.rewriting.products.product import Product
 from caffe2_recurrent.rewriting.products.step_subject import WORKSPACES, subject_of
@@ -732,6 +732,21 @@ def test_a_trial_decides(monkeypatch):
     model, _ = support.lstm(name="other", **FORWARD)
     optimize(model, BOTH, constant_threads=True)
     assert not has_kept(model.net)
+
+
+@pytest.mark.parametrize(
+    "way, may_keep, expected",
+    [
+        (KEPT_FILTERS, Keeping.FILTERS, 1.0 + 2.0 / 4),
+        (KEPT_FILTERS, Keeping.FILTERS | Keeping.WEIGHTS, 1.0 + 2.0 * step_products.IN_A_NET / 4),
+        (onednn.CONVOLUTION, Keeping.FILTERS | Keeping.WEIGHTS, 1.0 + 2.0 / 4),
+    ],
+)
+def test_a_net_takes_longer_than_a_trial_to_make_tensors(monkeypatch, way, may_keep, expected):
+    make_up(monkeypatch, Seconds(0.0, 3.0), convolution=Seconds(2.0, 1.0), kept_filters=Seconds(2.0, 1.0))
+    size = step_products.Size("FC", 3, 4, 16, True, True, may_keep=may_keep)
+    assert step_products.seconds_of_step(size, way, 4) == expected
+    assert step_products.seconds_of_step(size, way, None) == 1.0
 
 
 # -------------------------------------------------------------------------------------------------- are_right, in_place
