@@ -57,7 +57,8 @@ def optimize(
         constant_threads: True to promise that no thread that runs the net gets another number of OpenMP's threads
             once it has run one. Then, also on processors with AVX-512, oneDNN may lay out filters once for all steps
             of a run, and have products over all steps over rows where they lie. If the promise is not kept there,
-            results may be wrong, or the process may end: oneDNN has planned for another number.
+            results may be wrong, or the process may end: oneDNN has planned for another number. Without AVX-512 there
+            is nothing to promise; a net that was optimised there is not for processors that have it.
 
     Returns:
         A `Report`: `counts` by rule, `rewrites`, `refusals` with their reasons. `print` it.
