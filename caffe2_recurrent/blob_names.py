@@ -1,6 +1,6 @@
 """The names in use in a net, and new ones beside them."""
 
-from typing import Iterable, Set
+from typing import Iterable, List, Sequence, Set
 
 from caffe2.proto import caffe2_pb2
 
@@ -19,12 +19,18 @@ class Names:
         self._used: Set[str] = set(used)
 
     def new(self, name: str) -> str:
+        (found,) = self.new_with(name, [""])
+        return found
+
+    def new_with(self, name: str, endings: Sequence[str]) -> List[str]:
+        """New names, one with each of the `endings`, that are the same in front of these."""
         candidate, number = name, 0
-        while candidate in self._used:
+        while not self._used.isdisjoint(candidate + ending for ending in endings):
             number += 1
             candidate = "{}_{}".format(name, number)
-        self._used.add(candidate)
-        return candidate
+        found = [candidate + ending for ending in endings]
+        self._used.update(found)
+        return found
 
 
 def all_names(net: caffe2_pb2.NetDef) -> Iterable[str]:

@@ -5,10 +5,12 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from caffe2.python import core, workspace
+from caffe2.python.model_helper import ModelHelper
 from caffe2.python.predictor import predictor_exporter
 
 import comparing
@@ -30,10 +32,18 @@ from caffe2_recurrent.loops.parts import Keeping
 from caffe2_recurrent.loops.reading import read_loops
 from caffe2_recurrent.loops.sizes import find_sizes
 from caffe2_recurrent.operators import new_operator
-from caffe2_recurrent.rewriting import unchanged_weights
+from caffe2_recurrent.rewriting import kept_results, unchanged_weights
 from caffe2_recurrent.rewriting.emit import Emitter
-from caffe2_recurrent.rewriting.products import kept_filters, onednn, product_ways, step_products, thread_numbers
-from caffe2_recurrent.rewriting.products.kept_filters import KEPT_FILTERS, in_place, keeps_filters, shown
+from caffe2_recurrent.rewriting.products import (
+    kept_filters,
+    onednn,
+    onednn_tensors,
+    product_ways,
+    step_products,
+    thread_numbers,
+)
+from caffe2_recurrent.rewriting.products.kept_filters import KEPT_FILTERS, in_place, keeps_filters
+from caffe2_recurrent.rewriting.products.onednn_tensors import shown
 from caffe2_recurrent.rewriting.products.product import Product
 from caffe2_recurrent.rewriting.products.step_subject import WORKSPACES, subject_of
 from caffe2_recurrent.rewriting.rules import backward_loop, packed_products
@@ -90,9 +100,9 @@ def constant_threads(monkeypatch, request):
 
 # Where they do matter nothing is to be had as if they did not.
 MATTERS = [True] if thread_numbers.matter() else [True, False]
-NUMBERS = pytest.mark.parametrize(
-    "constant_threads", MATTERS, indirect=True, ids=["in each run", "when changed"][: len(MATTERS)]
-)
+IDS = ["made in each run", "they stay"]
+NUMBERS = pytest.mark.parametrize("constant_threads", MATTERS, indirect=True, ids=IDS[: len(MATTERS)])
+THEY_STAY = pytest.mark.parametrize("constant_threads", MATTERS[1:], indirect=True, ids=IDS[1 : len(MATTERS)])
 
 
 def kept(rules=BOTH, builder=LSTM, **options):
@@ -127,6 +137,7 @@ def test_cells_have_the_values_of_a_numpy_loop(cell, rules):
     assert lines.counts[unchanged_weights.RULE] == 2, lines.reasons
 
 
+@NUMBERS
 @EVERY_STEP_NET
 @RULES
 @pytest.mark.parametrize("executor", [False, True])
@@ -139,6 +150,7 @@ def test_step_nets_have_the_values_of_a_numpy_loop(make, rules, executor):
 
 
 @pytest.mark.parametrize("rules", [BOTH, ["transposed_weights", *BOTH]], ids=["rows", "columns"])
+@NUMBERS
 @pytest.mark.parametrize("batch, size", [(1, 1), (1, 5), (1, 16), (2, 40), (17, 5), (17, 33)])
 def test_sizes_of_products(batch, size, rules):
     case = Case(steps=4, batch=batch, dim_in=3, dim=size, options={"forward_only": True})
@@ -150,6 +162,7 @@ def test_sizes_of_products(batch, size, rules):
         comparing.assert_close(found[index], expected, index)
 
 
+@NUMBERS
 def test_rows_that_are_no_numbers():
     model, blobs = kept()
     assert_rows_stay_apart(model, blobs, as_built(blobs))
@@ -186,7 +199,6 @@ def test_two_layers(layer):
     assert two_layers(layer).counts[RULE] >= 2 or not IS_RIGHT
 
 
-@NUMBERS
 def test_it_would_show_if_filters_were_kept_for_good():
     model, blobs = kept()
     workspaces = model.net.Proto().op[-1].output[-1]
@@ -197,6 +209,10 @@ def test_it_would_show_if_filters_were_kept_for_good():
         del inner.op[:]
         inner.op.extend(left)
         inner.external_output.remove(workspaces)
+    assert_filters_are_kept_for_good(model, blobs)
+
+
+def assert_filters_are_kept_for_good(model, blobs):
     workspace.CreateNet(model.net)
     workspace.RunNet(model.net)
     support.assert_same(support.values(blobs), as_built(blobs))
@@ -204,6 +220,109 @@ def test_it_would_show_if_filters_were_kept_for_good():
     workspace.RunNet(model.net)
     is_same = support.difference(workspace.FetchBlob(blobs[0]), as_built(blobs)[0][0]) < support.TOLERANCE
     assert is_same != IS_RIGHT
+
+
+@THEY_STAY
+def test_it_would_show_if_filters_were_in_other_memory():
+    model, blobs = kept()
+    for filters in filters_of(model.net):
+        (laying_out,) = [
+            inner for _, inner in inner_nets(model.net) if into(inner, filters) and "If" not in types(inner)
+        ]
+        position = [list(made.output) for made in laying_out.op].index([filters])
+        left = list(laying_out.op)
+        assert left[position].type == "ConvGradient" and left[position + 1].type == onednn.TO
+        left.insert(position, operator("ConstantFill", [], [filters]))
+        del laying_out.op[:]
+        laying_out.op.extend(left)
+    assert_filters_are_kept_for_good(model, blobs)
+
+
+def filters_of(net):
+    return [made.input[1] for made in support.step(net).op if keeps_filters(made)]
+
+
+def into(net, blob):
+    return any(blob in made.output for made in net.op)
+
+
+def types(net):
+    return [made.type for made in net.op]
+
+
+@THEY_STAY
+@pytest.mark.parametrize("trained", [False, True])
+def test_tensors_and_operators_stay_until_the_number_of_sequences_changes(backward_loops, monkeypatch, trained):
+    monkeypatch.setattr(backward_loop, "FEWEST_OPERATORS", 0)
+    model, blobs = support.lstm(**({} if trained else FORWARD))
+    optimize(model, ALL, even_if_slower=True)
+    workspace.CreateNet(model.net)
+    # Of tensors for each product, and of weights where these may stay.
+    are_made = [made.output[0] for made in model.net.Proto().op if "is_old" in "".join(made.output[:1])]
+    assert len(are_made) == 2 * IS_RIGHT + (not trained) * (not IS_RIGHT)
+    batches = [3, 3, 3, 5, 5, 3, 3]
+    for seed, batch in enumerate(batches):
+        support.feed(batch=batch, seed=seed)
+        change(WEIGHTS, seed)
+        workspace.RunNet(model.net)
+        found = sum(bool(workspace.FetchBlob(blob)) for blob in are_made)
+        is_other = seed == 0 or batch != batches[seed - 1]
+        assert found == (2 if is_other else 0 if trained else 1) or not IS_RIGHT
+
+
+def of_size(dim, trained, optimised):
+    """An LSTM whose blobs are called the same whatever its size, its case, and its results."""
+    case = Case(dim_in=3, dim=dim, options={} if trained else {"forward_only": True})
+    model, outputs = case.build(model=ModelHelper("{}_{}".format(dim, optimised)))
+    results = [str(output) for output in outputs]
+    if trained:
+        found = model.net.AddGradientOperators({outputs[0]: model.net.AddExternalInput("dh")})
+        results += [str(found[case.full_name(name)]) for name in case.values()]
+    case.feed()
+    if optimised:
+        optimize(model, ALL, even_if_slower=True)
+    return case, model, results
+
+
+@NUMBERS
+@pytest.mark.usefixtures("two_loops")
+@pytest.mark.parametrize("trained", [False, True])
+def test_nets_of_other_sizes_under_the_same_names(trained):
+    """What one has laid out is not what another reads, whichever ran last, and with how many sequences."""
+    nets = {dim: of_size(dim, trained, True) for dim in (5, 8, 16)}
+    batches = iter([2, 3, 3, 2, 2, 3, 2, 4, 3, 4])
+    for seed, dim in enumerate((5, 8, 16, 5, 5, 8, 5, 16, 16, 8)):
+        case, model, results = nets[dim]
+        case = replace(case, batch=next(batches), seed=seed)
+        case.feed()
+        workspace.FeedBlob("dh", case.output_gradients()[0].astype(np.float32))
+        assert set(kept_by(model.net)) == {IS_RIGHT}
+        if seed < len(nets):
+            workspace.CreateNet(model.net)
+        workspace.RunNet(model.net)
+        found = support.values(results)
+        _, built, _ = of_size(dim, trained, False)
+        case.feed()
+        workspace.RunNetOnce(built.net)
+        support.assert_same(found, support.values(results))
+
+
+@THEY_STAY
+def test_what_belongs_together_is_called_alike():
+    """Two nets of which one has a name already would have a number of rows between them otherwise."""
+
+    found = []
+    for taken in ("layer/other", "layer/gates_t_16x4_there"):
+        model, blobs = support.lstm(name=taken, **FORWARD)
+        model.net.ConstantFill([], taken, shape=[1])
+        optimize(model, BOTH, even_if_slower=True)
+        support.assert_same(support.run(model, blobs), as_built(blobs))
+        convolutions = filter(keeps_filters, support.step(model.net).op)
+        seen = {blob for made in model.net.Proto().op for blob in made.output if blob.endswith("_rows_seen")}
+        found.append([[made.input[0], *made.output, *seen] for made in convolutions])
+    endings = ("_rows_there", "_there", "_rows_seen")
+    expected = [[["layer/gates_t_16x4" + number + ending for ending in endings]] for number in ("", "_1")]
+    assert found == expected or not IS_RIGHT
 
 
 def renamed(model, name):
@@ -418,6 +537,7 @@ def test_a_run_that_fails_leaves_nothing_behind(runs_before):
     assert_failure_leaves_nothing(*kept(ALL), runs_before)
 
 
+@NUMBERS
 def test_no_steps():
     model, blobs = kept()
     workspace.CreateNet(model.net)
@@ -441,6 +561,7 @@ def kept_by(net):
     return [kept_filters.are_in(inner.op) for (_, name), inner in inner_nets(net) if name == "step_net"]
 
 
+@NUMBERS
 @EVERY_CELL_THAT_TRAINS
 @pytest.mark.usefixtures("two_loops")
 def test_cells_that_train(name, variant):
@@ -449,6 +570,7 @@ def test_cells_that_train(name, variant):
     assert rewrite.report.counts[RULE] or not IS_RIGHT
 
 
+@NUMBERS
 @EVERY_STEP_NET
 @pytest.mark.usefixtures("two_loops")
 @pytest.mark.parametrize("executor", [False, True])
@@ -489,6 +611,7 @@ def test_training_gives_the_same_parameters(builder, kind):
         assert support.difference(ours, theirs) < 1e-3
 
 
+@NUMBERS
 @pytest.mark.usefixtures("two_loops")
 @pytest.mark.parametrize("memory", [False, True], ids=["kept", "recomputed"])
 def test_other_numbers_of_steps_and_sequences_that_train(memory):
@@ -497,6 +620,7 @@ def test_other_numbers_of_steps_and_sequences_that_train(memory):
     support.assert_same(support.runs_of_other_sizes(support.Optimised(ALL), **options), expected)
 
 
+@NUMBERS
 @pytest.mark.usefixtures("two_loops")
 def test_a_wrong_filter_of_the_backward_step_is_seen(monkeypatch):
     emit = product_ways.emit
@@ -587,6 +711,22 @@ def test_a_predictor_from_a_file(tmp_path):
         support.assert_same(support.values(blobs[:1]), expected)
 
 
+@NUMBERS
+@pytest.mark.usefixtures("two_loops")
+def test_a_predictor_cut_out_of_a_net_that_trains():
+    model, blobs = support.lstm()
+    optimize(model, ALL, even_if_slower=True)
+    net, _ = prediction_net(model, ["x", "h0", "c0"], blobs[:1])
+    assert kept_by(net) == [IS_RIGHT]
+    workspace.CreateNet(net)
+    for seed, batch in enumerate([3, 3, 5, 3]):
+        support.feed(batch=batch, seed=seed)
+        change(WEIGHTS, seed)
+        workspace.RunNet(net, 2)
+        support.assert_same(support.values(blobs[:1]), as_built(blobs[:1]))
+
+
+@NUMBERS
 def test_tools_know_such_steps(tmp_path):
     model, blobs = kept(ALL)
     workspace.CreateNet(model.net)
@@ -677,6 +817,24 @@ def test_weights_that_the_net_makes():
         support.assert_same(support.values(blobs), as_built(blobs))
 
 
+@THEY_STAY
+@pytest.mark.parametrize("kind", ["AccumulateHistogram", "IsMemberOf"])
+def test_without_what_they_take_to_stay_they_are_made_in_each_run(monkeypatch, kind):
+    is_operator = core.IsOperator
+    monkeypatch.setattr(kept_results.core, "IsOperator", lambda name: name != kind and is_operator(name))
+    model, blobs = support.lstm(**FORWARD)
+    optimize(model, ALL, even_if_slower=True)
+    assert has_kept(model.net) == IS_RIGHT
+    assert not any(made.type == kind for made in model.net.Proto().op)
+    workspace.CreateNet(model.net)
+    for seed in range(3):
+        support.feed(batch=2 + seed, seed=seed)
+        change(WEIGHTS, seed)
+        workspace.RunNet(model.net)
+        support.assert_same(support.values(blobs), as_built(blobs))
+
+
+@NUMBERS
 @pytest.mark.parametrize("rules, kind", [([RULE], "simple"), (BOTH, "simple_refcount")])
 def test_weights_of_which_nothing_else_is_kept(rules, kind):
     """Whether the rule is not to be applied, or the net lets go of its blobs."""
@@ -718,8 +876,7 @@ def test_a_trial_makes_operators_anew_where_runs_do(may_keep):
     emitter = Emitter(loop, loop.forward, "y")
     kept_filters.emit(emitter, loop, Product("x", None, "w", "b", "y", 3, 4, 16))
     subject = subject_of(loop, emitter.operators, shapes)
-    is_in_each_run = thread_numbers.matter() or Keeping.WEIGHTS not in may_keep
-    assert subject.anew == (WORKSPACES if is_in_each_run else 0)
+    assert subject.anew == (WORKSPACES if thread_numbers.matter() else 0)
 
 
 def test_a_trial_decides(monkeypatch):
@@ -747,6 +904,13 @@ def test_a_net_takes_longer_than_a_trial_to_make_tensors(monkeypatch, way, may_k
     size = step_products.Size("FC", 3, 4, 16, True, True, may_keep=may_keep)
     assert step_products.seconds_of_step(size, way, 4) == expected
     assert step_products.seconds_of_step(size, way, None) == 1.0
+
+
+@THEY_STAY
+def test_a_net_makes_no_tensors_where_they_stay(monkeypatch):
+    make_up(monkeypatch, Seconds(0.0, 3.0), kept_filters=Seconds(2.0, 1.0))
+    size = step_products.Size("FC", 3, 4, 16, True, True, may_keep=Keeping.FILTERS | Keeping.WEIGHTS)
+    assert step_products.seconds_of_step(size, KEPT_FILTERS, 4) == 1.5
 
 
 # -------------------------------------------------------------------------------------------------- are_right, in_place
@@ -792,6 +956,22 @@ def other_layout(emit):
 @pytest.mark.usefixtures("asked_anew")
 def test_another_order_is_found(monkeypatch):
     monkeypatch.setattr(onednn, "add", other_layout(onednn.add))
+    with leaving_no_trace():
+        assert not kept_filters.are_right(3, 16)
+
+
+@THEY_STAY
+@pytest.mark.usefixtures("asked_anew")
+def test_filters_of_which_steps_have_copies_are_found(monkeypatch):
+    """They would be those of the first run for good."""
+
+    def add_plain(emitter, there, outer, inner):
+        made = emitter.new("ConstantFill", [], "like", shape=[outer, inner, 1, 1], value=0.0)
+        onednn.add(emitter, onednn.TO, [made], [there])
+
+    assert kept_filters.are_right(3, 16) == IS_RIGHT
+    kept_filters.are_right.cache_clear()
+    monkeypatch.setattr(onednn_tensors, "add_filters", add_plain)
     with leaving_no_trace():
         assert not kept_filters.are_right(3, 16)
 

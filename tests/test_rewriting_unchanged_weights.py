@@ -14,7 +14,7 @@ from caffe2_recurrent.loops.loop import laid_out_when_changed
 from caffe2_recurrent.loops.parts import Keeping
 from caffe2_recurrent.loops.reading import read_loops
 from caffe2_recurrent.loops.sizes import find_sizes
-from caffe2_recurrent.rewriting import same_weights, unchanged_weights
+from caffe2_recurrent.rewriting import kept_results, same_weights
 from caffe2_recurrent.rewriting.products import step_products
 from caffe2_recurrent.rewriting.rules import transposed_weights
 from caffe2_recurrent.rewriting.rules.unchanged_weights import IN_EACH_RUN, WHEN_CHANGED
@@ -379,7 +379,7 @@ def test_a_net_that_frees_its_blobs():
 @pytest.mark.parametrize("kind", ["ATen", "AccumulateHistogram", "IsMemberOf", "L1Distance"])
 def test_a_caffe2_without_an_operator(monkeypatch, kind):
     is_operator = core.IsOperator
-    monkeypatch.setattr(unchanged_weights.core, "IsOperator", lambda name: name != kind and is_operator(name))
+    monkeypatch.setattr(kept_results.core, "IsOperator", lambda name: name != kind and is_operator(name))
     assert reason(forward()) == "this Caffe2 has no '{}'".format(kind)
 
 

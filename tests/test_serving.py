@@ -874,8 +874,8 @@ def test_a_type_of_net_that_keeps_nothing(tmp_path, says_so):
     optimize(model, shapes={"x": (5, 2, 3)}, even_if_slower=True)
     model.net.Proto().type = "simple_refcount" if says_so == "net" else "simple"
     assert save_refused(ValueError, tmp_path / "model.minidb", meta()) == (
-        "save_predictor: a net of type simple_refcount lets go of what the rule 'unchanged_weights' has it keep from "
-        "run to run; give the net its type before `optimize`"
+        "save_predictor: a net of type simple_refcount lets go of what rules have it keep from run to run; give the "
+        "net its type before `optimize`"
     )
 
 

@@ -160,8 +160,15 @@ class Loop:
 
     def new_blob(self, name: str) -> str:
         """An unused name for a blob of this loop, outer or inner."""
+        return self.names.new(self._own(name))
+
+    def new_blobs(self, name: str, endings: Sequence[str]) -> List[str]:
+        """Unused names that begin alike: in each net where one is the same, all are."""
+        return self.names.new_with(self._own(name), endings)
+
+    def _own(self, name: str) -> str:
         prefix = own_prefix(self.forward)
-        return self.names.new(name if name.startswith(prefix) else prefix + name.split("/")[-1])
+        return name if name.startswith(prefix) else prefix + name.split("/")[-1]
 
     def add_before(self, kind: str, inputs: Sequence[str], name: str, **arguments: Any) -> str:
         """An outer blob computed once before the loop by one operator; the same one if it is asked for again."""

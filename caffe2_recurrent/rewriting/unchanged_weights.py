@@ -4,39 +4,32 @@
                    if so: copies of the weights; operators
 
 What they make stays in its blobs. The names of these end in a hash of the operators, so that no net finds there what
-others have made. Each net makes it anew in its first run, which an operator that counts its own runs tells.
+others have made.
 """
 
 import zlib
 from typing import Dict, Iterable, List, Mapping, Optional, Tuple
 
 from caffe2.proto import caffe2_pb2
-from caffe2.python import core
 
 from caffe2_recurrent.blob_names import names_of
-from caffe2_recurrent.loops.loop import WHEN_CHANGED, Loop, name_steps_by_content
+from caffe2_recurrent.loops.loop import Loop, name_steps_by_content
 from caffe2_recurrent.loops.parts import Keeping
 from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.operator_arguments import nets_of
 from caffe2_recurrent.operators import OPERATOR, read_before_written, renamed
 from caffe2_recurrent.problems import names
-from caffe2_recurrent.rewriting import same_weights
-from caffe2_recurrent.rewriting.emit import ATEN
-from caffe2_recurrent.rewriting.same_weights import DISTANCE, ONE_OF, net_of, operator_of
+from caffe2_recurrent.rewriting import kept_results
+from caffe2_recurrent.rewriting.same_weights import DISTANCE
 
 RULE = "unchanged_weights"
-# A histogram of one bin over all its runs: of one number, `[0, 1, 0]` behind the first.
-COUNTING = "AccumulateHistogram"
-BIN = {"lower_bound": 0.0, "upper_bound": 1.0, "num_buckets": 1}
-IN_BIN = 0.5
-FIRST = [0, 1, 0]
 
 Operators = List[caffe2_pb2.OperatorDef]
 
 
 def why_not(loop: Loop) -> Optional[str]:
     """Why what is made of weights has to be made in each run of the loop."""
-    missing = [kind for kind in (ATEN, COUNTING, DISTANCE, ONE_OF) if not core.IsOperator(kind)]
+    missing = kept_results.missing(DISTANCE)
     if missing:
         return "this Caffe2 has no {}".format(names(missing))
     if loop.gradient is not None:
@@ -82,14 +75,12 @@ def _is_weight(loop: Loop, sizes: Sizes, blob: str) -> bool:
 def made_of(loop: Loop, weights: Iterable[str]) -> Operators:
     """The operators in front of the loop that depend on `weights` alone."""
     known = set(weights)
-    # Step workspaces, which nothing reads, may be emptied more often.
-    workspaces = {loop.outputs[-1]}
     made: Operators = []
     for operator in loop.before:
-        if known.issuperset(operator.input):
+        if known.issuperset(operator.input) and not kept_results.tells_runs_apart(operator):
             made.append(operator)
             known.update(operator.output)
-        elif not known.isdisjoint(set(operator.output) - workspaces):
+        elif not known.isdisjoint(operator.output):
             # What is changed in its place in each run would be changed twice in the second.
             return []
     return made
@@ -112,17 +103,9 @@ def when_changed(loop: Loop, weights: Mapping[str, str], made: Operators, rest: 
     read = dict.fromkeys(blob for operator in rest for blob in names_of(operator) if blob in written)
     results = {blob: loop.new_blob(blob + ending) for blob in read}
     copies = {weight: loop.new_blob(weight + "_seen" + ending) for weight in weights}
-    # If one of the operators fails, the next run finds nothing that is equal to a weight.
-    laid_out = [
-        *_emptying(loop, copies.values()),
-        *(renamed(operator, results) for operator in made),
-        *(operator_of(loop, "Copy", [weight], [copy]) for weight, copy in copies.items()),
-    ]
-    is_changed = loop.new_blob("weights_are_new")
-    kept = [*results.values(), *copies.values()]
+    laid_out = [renamed(operator, results) for operator in made]
     return [
-        *_comparing(loop, weights, copies, is_changed),
-        operator_of(loop, "If", [is_changed, *weights], kept, then_net=net_of(WHEN_CHANGED, laid_out)),
+        *kept_results.when_changed(loop, weights, copies, laid_out, list(results.values())),
         *(_reading(operator, results) for operator in rest),
     ]
 
@@ -140,34 +123,6 @@ def _name_steps(operator: caffe2_pb2.OperatorDef) -> None:
     for net in nets_of(operator):
         for inner in net.op:
             _name_steps(inner)
-
-
-def _comparing(loop: Loop, ways: Mapping[str, str], copies: Mapping[str, str], is_changed: str) -> Operators:
-    """Operators that say in `is_changed` whether the net runs for the first time, or weights differ from the copies."""
-    names = ("run", "bins", "runs", "first_run", "as_first", "is_first")
-    run, bins, runs, first, is_as_first, is_first = (loop.new_blob("weights_" + name) for name in names)
-    true = {"value": True, "dtype": core.DataType.BOOL}
-    always = [operator_of(loop, "ConstantFill", [], [is_changed], shape=[1], **true), *_emptying(loop, copies.values())]
-    return [
-        operator_of(loop, "ConstantFill", [], [run], shape=[1], value=IN_BIN),
-        operator_of(loop, COUNTING, [run], [bins, runs], **BIN),
-        operator_of(loop, "GivenTensorInt64Fill", [], [first], shape=[len(FIRST)], values=FIRST),
-        operator_of(loop, ATEN, [runs, first], [is_as_first], operator="equal"),
-        same_weights.is_one_of(loop, is_as_first, 1, is_first),
-        # Outputs of it, the copies are there when the operators that compare them are made.
-        operator_of(
-            loop,
-            "If",
-            [is_first, *copies],
-            [is_changed, *copies.values()],
-            then_net=net_of("first_run", always),
-            else_net=net_of("later_run", same_weights.compare(loop, ways, copies, is_changed)),
-        ),
-    ]
-
-
-def _emptying(loop: Loop, blobs: Iterable[str]) -> Operators:
-    return [operator_of(loop, "ConstantFill", [], [blob], shape=[0], value=0.0) for blob in blobs]
 
 
 def without(operators: Operators, others: Operators) -> Operators:

@@ -78,8 +78,8 @@ def _check_meta(meta: predictor_exporter.PredictorExportMeta, problems: Problems
         problems.add("run the net once, or give shapes: nothing is known of the shape of {}", names(shapeless))
     if (meta.net_type or meta.predict_net.type) == FREEING and any(map(laid_out_when_changed, meta.predict_net.op)):
         problems.add(
-            "a net of type {} lets go of what the rule 'unchanged_weights' has it keep from run to run; give the net "
-            "its type before `optimize`",
+            "a net of type {} lets go of what rules have it keep from run to run; give the net its type before "
+            "`optimize`",
             FREEING,
         )
 

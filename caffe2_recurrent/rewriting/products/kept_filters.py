@@ -5,43 +5,49 @@ Rows are an image whose channels come last, weights the filters of a convolution
     Y[n, m] = sum over k of X[n, k] W[m, k]     image [1, K, 1, N],  filters [M, K, 1, 1],  result [1, M, 1, N]
 
 In memory that is `[N, K]` and `[N, M]`: oneDNN reads the rows as they lie, and leaves the results as the step wants
-them. Filters it lays out in an order that no operator gives away. Its convolution keeps what it has made of them in its
-first run, and would miss that weights change. So operators are made anew whenever weights are laid out for them, which
-is in each run, or when they have changed (`unchanged_weights.py`): something else is put into the blob of the step
-workspaces of the loop, which no other loop has, and the engine makes new ones.
+them. Filters it wants in an order that no operator tells. In its first run its convolution brings them into that order,
+keeps what it has made, and would miss that weights change; filters that are in it already it reads where they are.
 
-That is not enough with AVX-512, where the order of filters depends on the number of OpenMP's threads. A run may be in
-another thread than the one before, with another number: each has new operators there. And what is planned for some
-sizes is remembered in each thread, without that number; what is made of the plan, in the process, with it. So where a
-thread gets another number a later run may have filters in another order than they are read, and write behind its
-memory. No operator tells that number, so that there only who says that it stays has such products
-(`constant_threads`). One change is not the caller's, but ATen's. Therefore steps begin with what `thread_numbers.py` is
-about.
+So they get memory in that order (`onednn_tensors.py`), into which weights are copied in each run, or when they have
+changed (`unchanged_weights.py`), and the operators of steps outlive runs (`stay`). They would go on reading that memory
+if there were another: its name says its sizes, and `are_right` tries all that with each.
 
-Both tensors of oneDNN's are made in front of the loop, for as many rows as the run has. The memory of each is that of a
-blob of the CPU's. Steps write rows to the one and read results from the other; no operator of theirs writes that by its
-name. So until all else is done there is an operator in its place that copies the results back.
+With AVX-512 the order of filters depends on the number of OpenMP's threads. A run may be in another thread than the one
+before, with another number: each has new operators there, since something else is put into the blob of the step
+workspaces of the loop, which no other loop has, and the engine makes new ones. And what is planned for some sizes is
+remembered in each thread, without that number; what is made of the plan, in the process, with it. So where a thread
+gets another number a later run may have filters in another order than they are read, and write behind its memory. No
+operator tells that number, so that there only who says that it stays has such products (`constant_threads`). One change
+is not the caller's, but ATen's. Therefore steps begin with what `thread_numbers.py` is about.
 
-Source: caffe2/ideep/operators/conv_op.cc, utility_ops.cc, operator_fallback_ideep.h; for a source whose channels come
-last, convolution_forward in ideep's operators/conv.hpp asks for such a result, too.
+Both tensors of oneDNN's, for rows and for results, are made in front of the loop, for as many rows as the run has;
+where they stay, when that is another number than in the run before. The memory of each is that of a blob of the CPU's.
+Steps write rows to the one and read results from the other; no operator of theirs writes that by its name. So until all
+else is done there is an operator in its place that copies the results back.
+
+Source: caffe2/ideep/operators/conv_op.cc; for a source whose channels come last, convolution_forward in ideep's
+operators/conv.hpp asks for such a result, too.
 """
 
 import contextlib
 import functools
-from typing import Collection, Iterable, List, Mapping, Optional, Sequence
+from typing import Collection, Iterable, List, Optional, Sequence
 
 import numpy as np
 from caffe2.proto import caffe2_pb2
-from caffe2.python import workspace
+from caffe2.python import core, workspace
 
 from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.parts import Keeping
 from caffe2_recurrent.operator_arguments import integer, set_arguments
 from caffe2_recurrent.operators import SUM, copied, is_on_onednn, new_operator
+from caffe2_recurrent.rewriting import kept_results
 from caffe2_recurrent.rewriting.emit import Emitter
-from caffe2_recurrent.rewriting.engine_blobs import ON_CPU
-from caffe2_recurrent.rewriting.products import onednn, onednn_copies, thread_numbers
+from caffe2_recurrent.rewriting.products import onednn, onednn_copies, onednn_tensors, thread_numbers
 from caffe2_recurrent.rewriting.products.convolved import number_of_rows
+from caffe2_recurrent.rewriting.products.onednn_tensors import shown
 from caffe2_recurrent.rewriting.products.product import Product
+from caffe2_recurrent.rewriting.same_weights import EQUAL
 from caffe2_recurrent.rewriting.steps import dataflow
 from caffe2_recurrent.rewriting.trials import trial
 from caffe2_recurrent.scratch_workspace import scratch_workspace
@@ -49,8 +55,6 @@ from caffe2_recurrent.scratch_workspace import scratch_workspace
 KEPT_FILTERS = "kept filters"
 # Step workspaces of both loops.
 FORWARD, BACKWARD = "workspaces_of_a_run", "gradient_workspaces_of_a_run"
-# The operator of the CPU whose result lies where oneDNN has its own.
-SHOWING = "Scale"
 WORKSPACE = "caffe2_recurrent_kept_filters"
 # Numbers of rows one after the other: more, fewer, and as many as fill the blocks of kernels, and do not.
 ROWS = (3, 17, 16, 1, 33)
@@ -60,12 +64,19 @@ Operators = List[caffe2_pb2.OperatorDef]
 
 def emit(emitter: Emitter, loop: Loop, product: Product) -> None:
     """The operators of the step in place of the product, and those before the loop."""
-    rows, results = (loop.new_blob(product.output + name) for name in ("_rows_there", "_there"))
+    rows, results, seen = loop.new_blobs(
+        "{}_{}x{}".format(product.output, product.outer, product.inner), ("_rows_there", "_there", "_rows_seen")
+    )
+    in_front = Emitter(loop, loop.forward, product.output)
+    onednn_tensors.add_rows(in_front, rows, product.inner)
+    onednn_tensors.add_rows(in_front, results, product.outer)
     workspaces = _workspaces(loop, emitter.beside)
-    in_each_run = thread_numbers.matter()
-    widths = {rows: product.inner, results: product.outer}
-    _make_tensors(loop, product.output, widths, [workspaces] if in_each_run else [])
-    inputs = [rows, _filters(loop, product, [] if in_each_run else [workspaces])]
+    # Together with what is read: who cuts out of a net what makes its outputs leaves out what nothing reads.
+    in_front.add("ConstantFill", [], workspaces, shape=[1], value=0.0)
+    made = [rows, results, shown(rows), shown(results), workspaces]
+    position = len(loop.before)
+    inputs = [rows, _filters(loop, product, in_front, made)]
+    loop.before[position:position] = _when_other_rows(loop, seen, in_front, made)
     if product.bias is not None:
         inputs.append(onednn.laid_out_before(loop, "plain", product.bias, [product.outer], _copy_there))
     for outer in (shown(rows), *inputs, results, shown(results)):
@@ -75,6 +86,11 @@ def emit(emitter: Emitter, loop: Loop, product: Product) -> None:
     if product.sigmoid is not None:
         onednn.add(emitter, "Sigmoid", [results], [results])
     onednn.add(emitter, onednn.FROM, [results], [product.sigmoid or product.output])
+
+
+def stay(loop: Loop) -> bool:
+    """Whether what is laid out for steps stays where it is from run to run, and so may their operators."""
+    return not thread_numbers.matter() and not loop.surroundings.net_frees and not kept_results.missing()
 
 
 @functools.lru_cache(maxsize=None)
@@ -88,34 +104,30 @@ def are_right(inner: int, outer: int) -> bool:
     before = caffe2_pb2.NetDef(name="before", op=loop.before)
     step = caffe2_pb2.NetDef(name="step", op=in_place(emitter.operators, ["y"]))
     random = np.random.default_rng(0)
+    stays = stay(loop)
     with scratch_workspace(WORKSPACE), contextlib.suppress(RuntimeError):
-        for _ in range(2):
+        for run, count in enumerate([count for count in ROWS for _ in range(2)]):
             # Of whole numbers, so that products are exact whatever is added up first.
-            weights, bias = (random.integers(-8, 9, shape).astype(np.float32) for shape in ((outer, inner), (outer,)))
-            for turn, count in enumerate(ROWS):
-                rows = random.integers(-8, 9, (1, count, inner)).astype(np.float32)
-                for blob, value in (("x", rows), ("w", weights), ("b", bias)):
-                    workspace.FeedBlob(blob, value)
-                workspace.CreateNet(before, overwrite=True)
-                workspace.RunNet(before.name)
-                if turn == 0:
-                    # Its operators are new ones.
-                    workspace.CreateNet(step, overwrite=True)
-                workspace.RunNet(step.name)
-                if not np.array_equal(workspace.FetchBlob("y"), rows @ weights.T + bias):
-                    return False
+            shapes = {"x": (1, count, inner), "w": (outer, inner), "b": (outer,)}
+            values = {blob: random.integers(-8, 9, shape).astype(np.float32) for blob, shape in shapes.items()}
+            for blob, value in values.items():
+                workspace.FeedBlob(blob, value)
+            if run == 0:
+                workspace.CreateNet(before)
+            workspace.RunNet(before.name)
+            # Where weights are others than before, operators are the same, if they may be.
+            if run % 2 == 0 or not stays:
+                workspace.CreateNet(step, overwrite=True)
+            workspace.RunNet(step.name)
+            if not np.array_equal(workspace.FetchBlob("y"), values["x"] @ values["w"].T + values["b"]):
+                return False
         return True
     return False
 
 
-def shown(there: str) -> str:
-    """The blob of the CPU's that has the memory of oneDNN's."""
-    return ON_CPU.format(there, SHOWING)
-
-
 def are_made_anew(loop: Loop, operators: Iterable[caffe2_pb2.OperatorDef]) -> bool:
     """Whether `operators`, which run in front of the loop, have those of its steps that keep filters made anew."""
-    return any(loop.made.get(FORWARD) in operator.output for operator in operators)
+    return not stay(loop) and any(loop.made.get(FORWARD) in operator.output for operator in operators)
 
 
 def backward_workspaces(loop: Loop) -> Optional[str]:
@@ -182,13 +194,6 @@ def _may_be_shown(operators: Operators, copy: str) -> bool:
     return first.type == onednn.FROM and all(other.type == SUM for other in others if copy in other.output)
 
 
-def _like(loop: Loop, channels: int) -> str:
-    """An outer blob of zeros, `[1, channels, 1, N]`."""
-    leading = loop.add_before("GivenTensorInt64Fill", [], "channels", shape=[3], values=[1, channels, 1])
-    shape = loop.add_columns([leading, number_of_rows(loop)], "image_shape")
-    return loop.add_before("ConstantFill", [shape], "like_image", input_as_shape=1, value=0.0)
-
-
 def _workspaces(loop: Loop, operator: caffe2_pb2.OperatorDef) -> str:
     """The blob of the step workspaces of the loop, or of its backward pass, that `operator` belongs to.
 
@@ -203,49 +208,41 @@ def _workspaces(loop: Loop, operator: caffe2_pb2.OperatorDef) -> str:
     return loop.made[key]
 
 
-def _make_tensors(loop: Loop, name: str, widths: Mapping[str, int], emptied: Sequence[str]) -> None:
-    """oneDNN's tensors, by their names, and for each a blob of the CPU's with its memory, `[1, N, width]`.
-
-    Blobs that are `emptied` lose their step workspaces.
-    """
-    one = loop.add_before("GivenTensorInt64Fill", [], "one", shape=[1], values=[1])
-    emitter = Emitter(loop, loop.forward, name)
-    for there, number in widths.items():
-        like = _like(loop, number)
-        width = loop.add_before("GivenTensorInt64Fill", [], "width", shape=[1], values=[number])
-        shape = loop.add_columns([one, number_of_rows(loop), width], "shape_of_rows")
-        first = onednn.add(emitter, onednn.TO, [like], [emitter.blob("channels_first")])
-        onednn.add(emitter, onednn.CHANNELS_LAST, [first], [there])
-        # By name, the first to write it is an operator that others see.
-        emitter.add("ConstantFill", [shape], shown(there), input_as_shape=1, value=0.0)
-        onednn.add(emitter, SHOWING, [like], [there], scale=1.0)
-        emitter.reshape_in_place_like(shown(there), shape)
-    _empty(emitter, emptied)
-    loop.before += onednn.in_a_net(emitter.operators, [*widths, *map(shown, widths), *emptied], loop)
-
-
-def _empty(emitter: Emitter, workspaces: Iterable[str]) -> None:
-    """Together with what is read: who cuts out of a net what makes its outputs leaves out what nothing reads."""
-    for blob in workspaces:
-        emitter.add("ConstantFill", [], blob, shape=[1], value=0.0)
+def _when_other_rows(loop: Loop, seen: str, emitter: Emitter, made: Sequence[str]) -> Operators:
+    """The operators for the outer net; where `made` stays, for runs of another number of rows than was `seen` last."""
+    operators = onednn.in_a_net(emitter.operators, made, loop)
+    if not stay(loop):
+        return operators
+    rows = number_of_rows(loop)
+    return kept_results.when_changed(loop, {rows: EQUAL}, {rows: seen}, operators, made, core.DataType.INT64)
 
 
 def _copy_there(emitter: Emitter, blob: str) -> str:
     return onednn_copies.copy_there(emitter, blob, emitter.blob("for_onednn"))
 
 
-def _filters(loop: Loop, product: Product, emptied: Sequence[str]) -> str:
-    """W as filters; blobs that are `emptied` lose their step workspaces when it is laid out."""
+def _filters(loop: Loop, product: Product, in_front: Emitter, made: List[str]) -> str:
+    """W as filters; where they are laid out in each run and stay, `in_front` has their memory `made`."""
+    shape = [product.outer, product.inner, 1, 1]
 
     def lay_out(emitter: Emitter, weights: str) -> str:
-        _empty(emitter, emptied)
+        if stay(loop):
+            plain = emitter.new("Transpose" if product.rows is None else "Alias", [weights], "plain")
+            emitter.reshape_in_place(plain, shape)
+            filters = emitter.blob("filters_{}x{}".format(product.outer, product.inner))
+            if Keeping.WEIGHTS in loop.may_keep:
+                # What is made of weights must be made of nothing else.
+                onednn_tensors.add_filters(emitter, filters, product.outer, product.inner)
+            else:
+                onednn_tensors.add_filters(in_front, filters, product.outer, product.inner)
+                made.append(filters)
+            return onednn_copies.copy_there(emitter, plain, filters)
         there = _copy_there(emitter, weights)
         if product.rows is None:
             there = onednn.transposed(emitter, there)
-        onednn_copies.reshape_there(emitter, there, [product.outer, product.inner, 1, 1])
+        onednn_copies.reshape_there(emitter, there, shape)
         return there
 
-    weights, layout, shape = product.rows, "filters", [product.outer, product.inner]
-    if weights is None:
-        weights, layout, shape = product.columns, "filters, transposed", shape[::-1]
-    return onednn.laid_out_before(loop, ", ".join([layout, *emptied]), weights, shape, lay_out, emptied)
+    if product.rows is not None:
+        return onednn.laid_out_before(loop, "filters", product.rows, shape[:2], lay_out)
+    return onednn.laid_out_before(loop, "filters, transposed", product.columns, shape[1::-1], lay_out)

@@ -1,0 +1,90 @@
+"""Results that stay in their blobs from run to run, until what they are made of changes.
+
+    operators  =>  is this the first run of the net, or is a blob not equal to its copy?
+                   if so: operators; copies of the blobs
+
+Each net makes them anew in its first run, which an operator that counts its own runs tells.
+
+Source: caffe2/operators/histogram_op.cc.
+"""
+
+from typing import List, Mapping, Sequence
+
+from caffe2.proto import caffe2_pb2
+from caffe2.python import core
+
+from caffe2_recurrent.loops.loop import WHEN_CHANGED, Loop
+from caffe2_recurrent.rewriting import same_weights
+from caffe2_recurrent.rewriting.emit import ATEN
+from caffe2_recurrent.rewriting.same_weights import ONE_OF, net_of, operator_of
+
+# A histogram of one bin over all its runs: of one number, `[0, 1, 0]` behind the first.
+COUNTING = "AccumulateHistogram"
+BIN = {"lower_bound": 0.0, "upper_bound": 1.0, "num_buckets": 1}
+IN_BIN = 0.5
+FIRST = [0, 1, 0]
+
+Operators = List[caffe2_pb2.OperatorDef]
+
+
+def missing(*others: str) -> List[str]:
+    """The operators that this takes, and `others`, which this Caffe2 does not have."""
+    return [kind for kind in (ATEN, COUNTING, ONE_OF, *others) if not core.IsOperator(kind)]
+
+
+def tells_runs_apart(operator: caffe2_pb2.OperatorDef) -> bool:
+    """Whether what the operator makes is another thing in each run, whatever it is made of."""
+    return bool(operator.type == COUNTING)
+
+
+def when_changed(
+    loop: Loop,
+    ways: Mapping[str, str],
+    copies: Mapping[str, str],
+    made: Operators,
+    results: Sequence[str],
+    kind: int = core.DataType.FLOAT,
+) -> Operators:
+    """`made`, to be run when blobs are not equal to their `copies`, blobs that are to stay as `results` are.
+
+    `ways` are how the blobs are compared (`same_weights.py`), whose numbers are of that `kind`.
+    """
+    emptying = [operator_of(loop, "ConstantFill", [], [copy], shape=[0], dtype=kind) for copy in copies.values()]
+    # If one of the operators fails, the next run finds nothing that is equal.
+    operators = [
+        *emptying,
+        *made,
+        *(operator_of(loop, "Copy", [blob], [copy]) for blob, copy in copies.items()),
+    ]
+    is_changed = loop.new_blob("kept_is_old")
+    kept = [*results, *copies.values()]
+    return [
+        *_comparing(loop, ways, copies, emptying, is_changed),
+        operator_of(loop, "If", [is_changed, *ways], kept, then_net=net_of(WHEN_CHANGED, operators)),
+    ]
+
+
+def _comparing(
+    loop: Loop, ways: Mapping[str, str], copies: Mapping[str, str], emptying: Operators, is_changed: str
+) -> Operators:
+    """Operators that say in `is_changed` whether the net runs for the first time, or blobs differ from the copies."""
+    names = ("run", "bins", "runs", "first_run", "as_first", "is_first")
+    run, bins, runs, first, is_as_first, is_first = (loop.new_blob("kept_" + name) for name in names)
+    true = {"value": True, "dtype": core.DataType.BOOL}
+    always = [operator_of(loop, "ConstantFill", [], [is_changed], shape=[1], **true), *emptying]
+    return [
+        operator_of(loop, "ConstantFill", [], [run], shape=[1], value=IN_BIN),
+        operator_of(loop, COUNTING, [run], [bins, runs], **BIN),
+        operator_of(loop, "GivenTensorInt64Fill", [], [first], shape=[len(FIRST)], values=FIRST),
+        operator_of(loop, ATEN, [runs, first], [is_as_first], operator="equal"),
+        same_weights.is_one_of(loop, is_as_first, 1, is_first),
+        # Outputs of it, the copies are there when the operators that compare them are made.
+        operator_of(
+            loop,
+            "If",
+            [is_first, *copies],
+            [is_changed, *copies.values()],
+            then_net=net_of("first_run", always),
+            else_net=net_of("later_run", same_weights.compare(loop, ways, copies, is_changed)),
+        ),
+    ]
