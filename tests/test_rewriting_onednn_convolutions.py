@@ -12,8 +12,13 @@ from caffe2_recurrent import optimize, processor
 from caffe2_recurrent.operators import is_on_onednn
 from caffe2_recurrent.rewriting.engine_blobs import is_of_engine
 from caffe2_recurrent.rewriting.products import onednn, onednn_convolutions, onednn_over_steps, thread_numbers
-from caffe2_recurrent.rewriting.products.net_products import PRODUCT
-from caffe2_recurrent.rewriting.products.onednn_convolutions import IN_BLOCKS, IN_ROWS, rows_stay_where_they_lie
+from caffe2_recurrent.rewriting.products.net_products import GRADIENT, PRODUCT
+from caffe2_recurrent.rewriting.products.onednn_convolutions import (
+    IN_BLOCKS,
+    IN_ROWS,
+    TRANSPOSED,
+    rows_stay_where_they_lie,
+)
 from caffe2_recurrent.rewriting.products.onednn_over_steps import Layout, layouts
 from caffe2_recurrent.rewriting.rules import products_over_steps
 from caffe2_recurrent.rewriting.trials import trial
@@ -23,6 +28,10 @@ INNER, OUTER = 5, 7
 CONVOLVES = onednn.CONVOLUTION in onednn.ways()
 # Tried anew each time.
 tried = rows_stay_where_they_lie.__wrapped__
+transposed_tried = onednn_convolutions.transposed_are_right.__wrapped__
+
+
+TRANSPOSED_ARE_RIGHT = CONVOLVES and transposed_tried()
 
 
 @pytest.fixture(autouse=True)
@@ -74,24 +83,43 @@ def test_with_avx512_threads_have_to_stay(flags, promised, expected, monkeypatch
     assert any(operator.type == onednn.CHANNELS_LAST for operator in inside) is (expected and CONVOLVES)
 
 
-def test_the_number_of_threads_is_set_before(monkeypatch):
+OPERATORS = {
+    IN_ROWS: caffe2_pb2.OperatorDef(type=PRODUCT, input=["x", "w", "b"], output=["y"]),
+    TRANSPOSED: caffe2_pb2.OperatorDef(type=GRADIENT, input=["x", "w", "dy"], output=["dw", "db"]),
+}
+PLANNED = {IN_ROWS: onednn.TO, TRANSPOSED: "ConvTranspose"}
+
+
+@pytest.mark.parametrize("way", OPERATORS)
+def test_the_number_of_threads_is_set_before(way, monkeypatch):
     """By ATen's operator, in each net, in front of what oneDNN plans."""
-    operator = caffe2_pb2.OperatorDef(type=PRODUCT, input=["x", "w", "b"], output=["y"])
-    layout = Layout(INNER, OUTER, convolved=IN_ROWS)
+    operator, layout = OPERATORS[way], Layout(INNER, OUTER, convolved=way)
 
     def types():
-        loop = trial.lone_loop(["x", "w", "b", "y"])
+        loop = trial.lone_loop([*operator.input, *operator.output])
         made = onednn_over_steps.in_a_net(loop, operator, Layout(INNER, OUTER), layout)
         return [other.type for other in in_ifs(caffe2_pb2.NetDef(op=made))]
 
     numbers_matter(monkeypatch, True)
     found = types()
-    assert found.index("ATen") < found.index(onednn.TO)
+    assert found.index("ATen") < found.index(PLANNED[way])
     numbers_matter(monkeypatch, False)
     assert "ATen" not in types()
     numbers_matter(monkeypatch, True)
     monkeypatch.setattr(thread_numbers, "aten_is_missing", lambda: True)
     assert "ATen" not in types()
+
+
+@pytest.mark.parametrize("promised", [False, True])
+def test_with_avx512_transposed_gradients_take_the_promise(promised, monkeypatch):
+    numbers_matter(monkeypatch, True)
+    monkeypatch.setattr(
+        products_over_steps, "seconds", lambda size, layout: float(layout is None or layout.convolved != TRANSPOSED)
+    )
+    model, _ = support.lstm()
+    optimize(model, ["products_over_steps"], even_if_slower=True, constant_threads=promised)
+    found = [operator.type for operator in in_ifs(model.net)].count("ConvTranspose")
+    assert found == (promised and TRANSPOSED_ARE_RIGHT)
 
 
 def planted(monkeypatch, wrong):
@@ -116,6 +144,43 @@ def test_not_if_the_bias_is_left_out(monkeypatch):
 
     planted(monkeypatch, without_bias)
     assert not tried(INNER, OUTER)
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_transposed_is_a_layout_of_gradients_where_it_is_right(there, monkeypatch):
+    monkeypatch.setattr(onednn_convolutions, "transposed_are_right", lambda: there)
+    assert (Layout(INNER, OUTER, convolved=TRANSPOSED) in layouts(GRADIENT, INNER, OUTER)) is there
+    assert Layout(INNER, OUTER, convolved=TRANSPOSED) not in layouts(PRODUCT, INNER, OUTER)
+
+
+def test_not_if_operands_change_places(monkeypatch):
+    def changed(kind, inputs, outputs):
+        return kind, inputs[::-1] if kind == "ConvTranspose" else inputs, outputs
+
+    planted(monkeypatch, changed)
+    assert not transposed_tried()
+
+
+def test_not_if_filters_are_those_of_the_first_run(monkeypatch):
+    """As without the argument that says that this is training."""
+    add = onednn.add
+
+    def keeping(emitter, kind, inputs, outputs, **arguments):
+        if kind == "ConvTranspose":
+            arguments["training_mode"] = 0
+        return add(emitter, kind, inputs, outputs, **arguments)
+
+    monkeypatch.setattr(onednn, "add", keeping)
+    monkeypatch.setattr(onednn_convolutions, "ROWS", (17, 17))
+    assert not transposed_tried()
+
+
+def test_not_transposed_if_an_operator_is_missing(monkeypatch):
+    def unknown(kind, inputs, outputs):
+        return "NoSuchOperator" if kind == "ConvTranspose" else kind, inputs, outputs
+
+    planted(monkeypatch, unknown)
+    assert not transposed_tried()
 
 
 def test_not_if_an_operator_is_missing(monkeypatch):

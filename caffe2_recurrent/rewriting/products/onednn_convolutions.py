@@ -7,6 +7,11 @@ half the time. R rows of a product are filters, or the channels of an image (`IN
     [dW, db]' = [X, 1]' dY  image dY as [1, R, 1, M],  filters [X, 1]' as [K + 1, R, 1, 1],  result [1, K + 1, 1, M]
     dX = dY W               image W as [1, M, 1, K],  filters dY as [R, M, 1, 1],  result [1, R, 1, K]
 
+A gradient of weights may be a transposed convolution too (`TRANSPOSED`), in which nothing has to be transposed: filters
+say by the first of their dimensions what they read, and by the second what they make.
+
+    [dW, db] = dY' [X, 1]   image [X, 1] as [1, R, 1, K + 1],  filters dY as [R, M, 1, 1],  result [1, M, 1, K + 1]
+
 Or they are an image whose channels come last, which is how they lie (`IN_ROWS`), and so is the result:
 
     Y = X W' + b            image [1, K, 1, R],  filters W as [M, K, 1, 1],  bias b,  result [1, M, 1, R]
@@ -14,16 +19,20 @@ Or they are an image whose channels come last, which is how they lie (`IN_ROWS`)
 No operator says of rows that they are such an image. So one is made, of rows that hold nothing, by a convolution of one
 channel, and then gets the memory of an operator's result that ran for the CPU: a copy of X.
 
-On processors with AVX-512 the order of such filters depends on the number of OpenMP's threads, and oneDNN takes a plan
-for another number than it lays them out for, as `kept_filters.py` says. So there that needs the caller's promise that
-the number stays, but for what `thread_numbers.py` is about.
+On processors with AVX-512 the order of filters of products in rows depends on the number of OpenMP's threads, and oneDNN
+takes a plan for another number than it lays them out for, as `kept_filters.py` says. So there they need the caller's
+promise that the number stays, but for what `thread_numbers.py` is about; and so do transposed convolutions, of which
+nothing is known there.
 
-Source: caffe2/ideep/operators/conv_op.cc, order_switch_ops.cc, operator_fallback_ideep.h; for a source whose channels
-come last, convolution_forward in ideep's operators/conv.hpp asks for such a result, too.
+Source: caffe2/ideep/operators/conv_op.cc, conv_transpose_op.cc, order_switch_ops.cc, operator_fallback_ideep.h; for a
+source whose channels come last, convolution_forward in ideep's operators/conv.hpp asks for such a result, too.
 """
+
+import contextlib
 
 import numpy as np
 from caffe2.proto import caffe2_pb2
+from caffe2.python import workspace
 
 from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.loops.parts import Keeping
@@ -39,14 +48,16 @@ from caffe2_recurrent.rewriting.products.onednn_copies import (
 )
 from caffe2_recurrent.rewriting.trials import trial
 from caffe2_recurrent.rewriting.trials.timing import result
+from caffe2_recurrent.scratch_workspace import scratch_workspace
 
-IN_BLOCKS, IN_ROWS = "in blocks", "in rows"
+IN_BLOCKS, IN_ROWS, TRANSPOSED = "in blocks", "in rows", "transposed"
+WORKSPACE = "caffe2_recurrent_onednn_convolutions"
 # Numbers of rows: as many as fill the blocks of kernels, and not.
 ROWS = (1, 2, 17, 400)
 
 
-def may_be_in_rows(loop: Loop) -> bool:
-    """Whether products in front of the loop may be `IN_ROWS` as far as threads are concerned."""
+def keeps_plans(loop: Loop) -> bool:
+    """Whether products around the loop may depend on the number of threads, which stays."""
     return Keeping.PLANS in loop.may_keep
 
 
@@ -68,6 +79,32 @@ def rows_stay_where_they_lie(inner: int, outer: int) -> bool:
         if not np.array_equal(found, rows @ weights.T + bias):
             return False
     return True
+
+
+@trial.remembered
+def transposed_are_right() -> bool:
+    """Whether this Caffe2 has gradients that are `TRANSPOSED`, right for any number of rows, from run to run."""
+    inner, outer = 5, 19
+    operator = caffe2_pb2.OperatorDef(type="FCGradient", input=["x", "w", "dy"], output=["dw", "db", "dx"])
+    emitter = Emitter(trial.lone_loop([*operator.input, *operator.output]), operator, "dw")
+    there = copy_there(emitter, "dy", emitter.blob("results"))
+    emit_gradient_transposed(emitter, operator, inner, outer, there)
+    net = caffe2_pb2.NetDef(name="gradient", op=emitter.operators)
+    random = np.random.default_rng(0)
+    with scratch_workspace(WORKSPACE), contextlib.suppress(RuntimeError):
+        for count in ROWS:
+            shapes = {"x": (count, inner), "w": (outer, inner), "dy": (count, outer)}
+            x, w, dy = (random.integers(-8, 9, shape).astype(np.float32) for shape in shapes.values())
+            for blob, value in zip(shapes, (x, w, dy)):
+                workspace.FeedBlob(blob, value)
+            if count == ROWS[0]:
+                workspace.CreateNet(net)
+            workspace.RunNet(net.name)
+            expected = {"dw": dy.T @ x, "db": dy.sum(axis=0), "dx": dy @ w}
+            if not all(np.array_equal(workspace.FetchBlob(blob), value) for blob, value in expected.items()):
+                return False
+        return True
+    return False
 
 
 def emit_product(emitter: Emitter, operator: caffe2_pb2.OperatorDef, inner: int, outer: int, results: str) -> None:
@@ -114,23 +151,49 @@ def _image_of_rows(emitter: Emitter, rows: str, width: int) -> str:
 
 def emit_gradient(emitter: Emitter, operator: caffe2_pb2.OperatorDef, inner: int, outer: int, of_result: str) -> None:
     """In place of an FCGradient; `of_result` is oneDNN's blob of dY `[R, outer]`, and stays as it is."""
-    rows, weights, _ = operator.input
-    of_weights, of_bias, *of_rows = operator.output
-    shape = emitter.new("Shape", [rows], "shape_of_rows") if of_rows else None
+    rows = operator.input[0]
+    shape = emitter.new("Shape", [rows], "shape_of_rows")
     filters = _transposed(emitter, _with_ones(emitter, rows, inner))
     reshape_there(emitter, filters, [inner + 1, -1, 1, 1])
     reshape_there(emitter, of_result, [1, -1, 1, outer])
     sums = _convolve(emitter, of_result, filters, emitter.blob("sums"))
     transposed = onednn.add(emitter, "Transpose", [sums], [emitter.blob("sums_transposed")], axes=[0, 3, 2, 1])
-    copied = onednn.add(emitter, onednn.FROM, [transposed], [emitter.blob("copied")])
+    _take_apart(emitter, transposed, operator, inner, outer)
+    _emit_gradient_of_rows(emitter, operator, inner, outer, of_result, shape)
+
+
+def emit_gradient_transposed(
+    emitter: Emitter, operator: caffe2_pb2.OperatorDef, inner: int, outer: int, of_result: str
+) -> None:
+    """The same by a transposed convolution."""
+    rows = operator.input[0]
+    emitter.operators += thread_numbers.set_at_once(emitter.blob("number"))
+    shape = emitter.new("Shape", [rows], "shape_of_rows")
+    image = copy_there(emitter, _with_ones(emitter, rows, inner), emitter.blob("image"), [1, -1, 1, inner + 1])
+    reshape_there(emitter, of_result, [-1, outer, 1, 1])
+    arguments = {"kernel": 1, "training_mode": 1}
+    sums = onednn.add(emitter, "ConvTranspose", [image, of_result], [emitter.blob("sums")], **arguments)
+    _take_apart(emitter, sums, operator, inner, outer)
+    _emit_gradient_of_rows(emitter, operator, inner, outer, of_result, shape)
+
+
+def _take_apart(emitter: Emitter, sums: str, operator: caffe2_pb2.OperatorDef, inner: int, outer: int) -> None:
+    """oneDNN's `[dW, db]` as the first two results of `operator`."""
+    of_weights, of_bias, *_ = operator.output
+    copied = onednn.add(emitter, onednn.FROM, [sums], [emitter.blob("copied")])
     emitter.reshape_in_place(copied, [outer, inner + 1])
     column = emitter.blob("bias_column")
     emitter.split_into(copied, [of_weights, column], axis=1, split=[inner, 1])
     emitter.add("Squeeze", [column], of_bias, dims=[1])
-    for blob in of_rows:
-        assert shape is not None
+
+
+def _emit_gradient_of_rows(
+    emitter: Emitter, operator: caffe2_pb2.OperatorDef, inner: int, outer: int, of_result: str, shape: str
+) -> None:
+    """dX, if it is asked for, in the shape that the blob `shape` says; dY is rows again then."""
+    for blob in operator.output[2:]:
         reshape_there(emitter, of_result, [-1, outer, 1, 1])
-        image = copy_there(emitter, weights, emitter.blob("weights"), [1, outer, 1, inner])
+        image = copy_there(emitter, operator.input[1], emitter.blob("weights"), [1, outer, 1, inner])
         copy_back(emitter, _convolve(emitter, image, of_result, emitter.blob("of_rows")), blob, shape)
     reshape_there(emitter, of_result, [-1, outer])
 

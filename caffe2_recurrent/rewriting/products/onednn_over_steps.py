@@ -64,20 +64,22 @@ class Layout(NamedTuple):
         return [end - start for start, end in zip([0, *ends], ends)]
 
 
-def layouts(kind: str, inner: int, outer: int, may_be_in_rows: bool = True) -> List[Layout]:
+def layouts(kind: str, inner: int, outer: int, keeps_plans: bool = True) -> List[Layout]:
     """The layouts that an operator of `kind` can be had in; the first is without zeros and parts."""
     plain = Layout(inner, outer)
     # With an image of one channel, as dX of one column has it, oneDNN leaves the result in another order than it says.
     can_convolve = onednn.CONVOLUTION in onednn.ways() and outer > 1
     convolved = [plain._replace(convolved=onednn_convolutions.IN_BLOCKS)] if can_convolve else []
     if kind == PRODUCT:
-        if can_convolve and may_be_in_rows and onednn_convolutions.rows_stay_where_they_lie(inner, outer):
+        if can_convolve and keeps_plans and onednn_convolutions.rows_stay_where_they_lie(inner, outer):
             convolved.append(plain._replace(convolved=onednn_convolutions.IN_ROWS))
         return [plain, *convolved]
     full = Layout(_whole_blocks(inner, INNER_BLOCK), _whole_blocks(outer, OUTER_BLOCK))
     if full != plain and aten_is_missing():
         # It is ATen that puts zeros behind columns.
         full = plain
+    if can_convolve and keeps_plans and onednn_convolutions.transposed_are_right():
+        convolved.append(plain._replace(convolved=onednn_convolutions.TRANSPOSED))
     in_parts = [full._replace(parts=parts) for parts in PARTS if parts == 1 or full.inner >= parts * NARROWEST]
     return list(dict.fromkeys([plain, *in_parts, *convolved]))
 
@@ -112,7 +114,8 @@ def in_a_net(
         if not is_there:
             _copy_gradient_there(emitter, operator.input[2], plain, layout, results)
         if layout.convolved:
-            onednn_convolutions.emit_gradient(emitter, operator, layout.inner, layout.outer, results)
+            emit_gradient = _GRADIENTS[layout.convolved]
+            emit_gradient(emitter, operator, layout.inner, layout.outer, results)
         else:
             _emit_gradient(emitter, operator, plain, layout, results)
     # Nets that run operators side by side have to know who writes what stays.
@@ -176,6 +179,10 @@ _PRODUCTS = {
     None: _emit_product,
     onednn_convolutions.IN_BLOCKS: onednn_convolutions.emit_product,
     onednn_convolutions.IN_ROWS: onednn_convolutions.emit_product_in_rows,
+}
+_GRADIENTS = {
+    onednn_convolutions.IN_BLOCKS: onednn_convolutions.emit_gradient,
+    onednn_convolutions.TRANSPOSED: onednn_convolutions.emit_gradient_transposed,
 }
 
 

@@ -16,7 +16,7 @@ from caffe2_recurrent.rewriting.products import (
     shared_gradients,
 )
 from caffe2_recurrent.rewriting.products.net_products import GRADIENT, PRODUCT
-from caffe2_recurrent.rewriting.products.onednn_convolutions import may_be_in_rows
+from caffe2_recurrent.rewriting.products.onednn_convolutions import keeps_plans
 from caffe2_recurrent.rewriting.products.onednn_over_steps import Layout, Shared, layouts
 from caffe2_recurrent.rewriting.products.step_products import GAIN, weights_shape
 from caffe2_recurrent.rewriting.rule import Rule, Site
@@ -31,7 +31,7 @@ class Size(NamedTuple):
     """An operator `kind` over `rows` rows of `inner` elements, with weights `[outer, inner]`, that makes `results`.
 
     `has_bias` and `has_columns`: what a gradient by MKL has from another one, see `gradients_apart.Shared`.
-    `may_be_in_rows`: whether oneDNN may have rows of a product where they lie.
+    `keeps_plans`: whether oneDNN's plans may depend on the number of threads.
     """
 
     kind: str
@@ -41,7 +41,7 @@ class Size(NamedTuple):
     results: int
     has_bias: bool = False
     has_columns: bool = False
-    may_be_in_rows: bool = False
+    keeps_plans: bool = False
 
 
 class ProductsOverSteps(Rule):
@@ -69,7 +69,7 @@ class ProductsOverSteps(Rule):
         if reason is not None:
             return reason
         outer, inner = _shape(loop, operator, sizes)
-        if _safe(operator.type, inner, outer, may_be_in_rows(loop)):
+        if _safe(operator.type, inner, outer, keeps_plans(loop)):
             return None
         return separate_rows.why_not(inner, outer)
 
@@ -86,7 +86,7 @@ class ProductsOverSteps(Rule):
         operator = operators[position]
         size = _size(loop, site, sizes)
         outer, inner = _shape(loop, operator, sizes)
-        safe = _safe(operator.type, inner, outer, may_be_in_rows(loop))
+        safe = _safe(operator.type, inner, outer, keeps_plans(loop))
         layout = safe[0] if size is None else fastest(size)
         rows = None if size is None else size.rows
         shared = self._shared(loop, site, layout, sizes)
@@ -129,22 +129,22 @@ def _size(loop: Loop, site: Site, sizes: Sizes) -> Optional[Size]:
     found = net_products.dimensions(loop, operator, sizes)
     if found is None:
         return None
-    size = Size(operator.type, *found, len(operator.output))
+    size = Size(operator.type, *found, len(operator.output), keeps_plans=keeps_plans(loop))
     if operator.type == PRODUCT:
-        return size._replace(may_be_in_rows=may_be_in_rows(loop))
+        return size
     apart = shared_gradients.size_of(loop, operators, operator, sizes)
     assert apart is not None
     return size._replace(has_bias=apart.has_bias, has_columns=apart.has_columns)
 
 
-def _safe(kind: str, inner: int, outer: int, may_be_in_rows: bool) -> List[Layout]:
+def _safe(kind: str, inner: int, outer: int, keeps_plans: bool) -> List[Layout]:
     """The layouts in which what is no number stays in its row; the gradients of what may be none are 0."""
-    found = layouts(kind, inner, outer, may_be_in_rows)
+    found = layouts(kind, inner, outer, keeps_plans)
     return [layout for layout in found if kind == GRADIENT or separate_rows.over_steps(layout)]
 
 
 def _safe_for(size: Size) -> List[Layout]:
-    return _safe(size.kind, size.inner, size.outer, size.may_be_in_rows)
+    return _safe(size.kind, size.inner, size.outer, size.keeps_plans)
 
 
 def fastest(size: Size) -> Layout:
