@@ -60,8 +60,12 @@ def assert_joined(net, sequence=SEQUENCE):
     loop, weights = support.operator(net), writer(net, product.input[1])
     links = zip(*(support.argument(loop, "link_" + end).strings for end in ("internal", "external")))
     assert (slice_.encode(), loop.input[0].encode()) in links and ones in loop.input
-    assert rows.type == weights.type == "Concat" and len(weights.input) == 3
     in_rows = sum(given.i for given in product.arg if given.name == "trans_b")
+    if weights.type == "Transpose":
+        # What has been transposed for the product is joined before that.
+        assert not in_rows
+        in_rows, weights = 1, writer(net, *weights.input)
+    assert rows.type == weights.type == "Concat" and len(weights.input) == 3
     assert (support.argument(rows, "axis").i, support.argument(weights, "axis").i) == (2, in_rows)
     return product
 

@@ -659,6 +659,19 @@ def test_the_step():
     assert len(emptying(model.net, model.net.Proto().op[-1].output[-1])) == IS_RIGHT
 
 
+@NUMBERS
+def test_what_has_been_transposed_and_joined_is_not_transposed_for_filters():
+    joining = ["transposed_weights", "sequence_bias", "joined_sequence"]
+    model, blobs = support.lstm(**FORWARD)
+    report = optimize(model, [*joining, *BOTH], even_if_slower=True)
+    assert [report.counts[rule] for rule in joining] == [1, 1, 1]
+    kinds = {
+        made.type for net in (model.net.Proto(), *(inner for _, inner in inner_nets(model.net))) for made in net.op
+    }
+    assert "Concat" in kinds and "Transpose" not in kinds or not IS_RIGHT
+    support.assert_same(support.run(model, blobs), as_built(blobs))
+
+
 def test_the_rnn_executor_has_no_setting_any_more():
     model, _ = kept()
     (loop,) = [operator for operator in model.net.Proto().op if operator.type == "RecurrentNetwork"]

@@ -19,10 +19,10 @@ Or they are an image whose channels come last, which is how they lie (`IN_ROWS`)
 No operator says of rows that they are such an image. So one is made, of rows that hold nothing, by a convolution of one
 channel, and then gets the memory of an operator's result that ran for the CPU: a copy of X.
 
-On processors with AVX-512 the order of filters of products in rows depends on the number of OpenMP's threads, and oneDNN
-takes a plan for another number than it lays them out for, as `kept_filters.py` says. So there they need the caller's
-promise that the number stays, but for what `thread_numbers.py` is about; and so do transposed convolutions, of which
-nothing is known there.
+On processors with AVX-512 the order of filters of products in rows depends on the number of OpenMP's threads, and
+oneDNN takes a plan for another number than it lays them out for, as `kept_filters.py` says. So there they need the
+caller's promise that the number stays, but for what `thread_numbers.py` is about; and so do transposed convolutions, of
+which nothing is known there.
 
 Source: caffe2/ideep/operators/conv_op.cc, conv_transpose_op.cc, order_switch_ops.cc, operator_fallback_ideep.h; for a
 source whose channels come last, convolution_forward in ideep's operators/conv.hpp asks for such a result, too.

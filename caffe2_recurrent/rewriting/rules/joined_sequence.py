@@ -101,11 +101,12 @@ class JoinedSequence(Rule):
         slice_, ones = loop.new_blob("x_t"), _ones(loop, x)
         emitter = Emitter(loop, product, product.output[0])
         joined = emitter.concat([product.input[0], slice_, ones], "rows", FEATURES)
-        in_rows = step_products.has_weights_in_rows(product)
-        all_weights = _weights(loop, product.input[1], weights, bias, in_rows)
+        of_state = product.input[1]
+        all_weights = _weights(loop, product, weights, bias)
         for outer in (ones, all_weights, _is_of_floats(loop, x)):
             loop.add_reference(outer)
         product.input[:] = [joined, all_weights]
+        step_products.drop_transposed(loop, of_state)
         adding.input.remove(link.inner)
         if len(adding.input) == 1:
             del loop.operators[position]
@@ -157,15 +158,23 @@ def _like(loop: Loop, x: str, bias: str) -> str:
     )
 
 
-def _weights(loop: Loop, of_state: str, of_x: str, bias: str, in_rows: bool) -> str:
-    """W, V and c one behind the other."""
-    if not in_rows:
-        of_x = loop.add_before("Transpose", [of_x], of_x + "_transposed")
-    column = loop.add_before("ExpandDims", [bias], bias + "_column", dims=[1 if in_rows else 0])
+def _weights(loop: Loop, product: caffe2_pb2.OperatorDef, of_x: str, bias: str) -> str:
+    """W, V and c one behind the other; W that has been transposed before the loop is joined first and transposed then.
+
+    So others still find the rows.
+    """
+    of_state = product.input[1]
+    rows = of_state if step_products.has_weights_in_rows(product) else step_products.rows_of(loop, of_state)
+    if rows is None:
+        return _joined(loop, of_state, loop.add_before("Transpose", [of_x], of_x + "_transposed"), bias, 0)
+    joined = _joined(loop, rows, of_x, bias, 1)
+    return joined if rows == of_state else loop.add_before("Transpose", [joined], joined + "_transposed")
+
+
+def _joined(loop: Loop, of_state: str, of_x: str, bias: str, axis: int) -> str:
+    column = loop.add_before("ExpandDims", [bias], bias + "_column", dims=[axis])
     joined, widths = loop.new_blob(of_state + "_joined"), loop.new_blob(of_state + "_joined_sizes")
-    loop.before.append(
-        new_operator("Concat", [of_state, of_x, column], [joined, widths], loop.forward, axis=int(in_rows))
-    )
+    loop.before.append(new_operator("Concat", [of_state, of_x, column], [joined, widths], loop.forward, axis=axis))
     return joined
 
 
@@ -198,7 +207,7 @@ def _size(loop: Loop, site: Site, sizes: Sizes) -> Optional[Size]:
         return None
     taking = sigmoids.sigmoid_of(loop, loop.operators, position)
     sigmoid = b"" if taking is None else as_bytes(loop.operators[taking], [RESULT], ["s"])
-    layout = ROWS if product.rows else COLUMNS
+    layout = step_products.layout(loop, loop.operators[multiplying])
     return Size(steps, batch, product.inner, x[-1], product.outer, layout, sigmoid, what_may_be_kept(loop, sizes))
 
 
