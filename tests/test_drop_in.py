@@ -324,7 +324,7 @@ def test_the_engine_gets_an_optimised_copy(run):
         run(model.net)
     assert model.net.Proto().SerializeToString() == before
     assert reports and all(report.counts["lstm_unit"] == 1 for report in reports)
-    assert workspace.HasBlob("layer/gates_t_w_scaled_transposed")
+    assert workspace.HasBlob("layer/gates_t_w_scaled")
     support.assert_same(support.values(blobs), expected)
 
 
@@ -441,7 +441,7 @@ def test_reports_are_not_asked_for():
     model, _ = support.lstm()
     with install(optimize=True, even_if_slower=True):
         workspace.RunNetOnce(model.net)
-    assert workspace.HasBlob("layer/gates_t_w_scaled_transposed")
+    assert workspace.HasBlob("layer/gates_t_w_scaled")
 
 
 def test_a_loop_whose_gradient_is_in_another_net_is_left_alone():
@@ -496,7 +496,7 @@ def test_a_net_that_comes_again_is_optimised_once(optimised):
         for run in (workspace.RunNetOnce, create_and_run, workspace.RunNetOnce):
             run(model.net)
             support.assert_same(support.values(blobs), expected)
-            assert workspace.HasBlob("layer/gates_t_w_scaled_transposed")
+            assert workspace.HasBlob("layer/gates_t_w_scaled")
     assert optimised == [model.net.Name()]
     assert len(reports) == 3 and reports.count(reports[0]) == 3 and reports[0].total
 

@@ -502,7 +502,7 @@ def test_the_net_can_be_used_as_before():
     optimised(model)
     net = model.net
     assert all(net.BlobIsDefined(blob) for blob in blobs)
-    assert net.BlobIsDefined("layer/gates_t_w_scaled_transposed") and not net.BlobIsDefined("layer/gates_t")
+    assert net.BlobIsDefined("layer/gates_t_w_scaled") and not net.BlobIsDefined("layer/gates_t")
     net.Tanh(blobs[0], "more")
     assert str(net.NextBlob("layer/gates_t_w_scaled")) != "layer/gates_t_w_scaled"
     workspace.CreateNet(net)
