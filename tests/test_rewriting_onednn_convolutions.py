@@ -16,6 +16,7 @@ from caffe2_recurrent.rewriting.products.net_products import GRADIENT, PRODUCT
 from caffe2_recurrent.rewriting.products.onednn_convolutions import (
     IN_BLOCKS,
     IN_ROWS,
+    ROWS_TRANSPOSED,
     TRANSPOSED,
     rows_stay_where_they_lie,
 )
@@ -86,8 +87,9 @@ def test_with_avx512_threads_have_to_stay(flags, promised, expected, monkeypatch
 OPERATORS = {
     IN_ROWS: caffe2_pb2.OperatorDef(type=PRODUCT, input=["x", "w", "b"], output=["y"]),
     TRANSPOSED: caffe2_pb2.OperatorDef(type=GRADIENT, input=["x", "w", "dy"], output=["dw", "db"]),
+    ROWS_TRANSPOSED: caffe2_pb2.OperatorDef(type=GRADIENT, input=["x", "w", "dy"], output=["dw", "db"]),
 }
-PLANNED = {IN_ROWS: onednn.TO, TRANSPOSED: "ConvTranspose"}
+PLANNED = {IN_ROWS: onednn.TO, TRANSPOSED: "ConvTranspose", ROWS_TRANSPOSED: "ConvTranspose"}
 
 
 @pytest.mark.parametrize("way", OPERATORS)
@@ -111,10 +113,11 @@ def test_the_number_of_threads_is_set_before(way, monkeypatch):
 
 
 @pytest.mark.parametrize("promised", [False, True])
-def test_with_avx512_transposed_gradients_take_the_promise(promised, monkeypatch):
+@pytest.mark.parametrize("way", [TRANSPOSED, ROWS_TRANSPOSED])
+def test_with_avx512_transposed_gradients_take_the_promise(promised, way, monkeypatch):
     numbers_matter(monkeypatch, True)
     monkeypatch.setattr(
-        products_over_steps, "seconds", lambda size, layout: float(layout is None or layout.convolved != TRANSPOSED)
+        products_over_steps, "seconds", lambda size, layout: float(layout is None or layout.convolved != way)
     )
     model, _ = support.lstm()
     optimize(model, ["products_over_steps"], even_if_slower=True, constant_threads=promised)
@@ -149,8 +152,9 @@ def test_not_if_the_bias_is_left_out(monkeypatch):
 @pytest.mark.parametrize("there", [False, True])
 def test_transposed_is_a_layout_of_gradients_where_it_is_right(there, monkeypatch):
     monkeypatch.setattr(onednn_convolutions, "transposed_are_right", lambda: there)
-    assert (Layout(INNER, OUTER, convolved=TRANSPOSED) in layouts(GRADIENT, INNER, OUTER)) is there
-    assert Layout(INNER, OUTER, convolved=TRANSPOSED) not in layouts(PRODUCT, INNER, OUTER)
+    for way in (TRANSPOSED, ROWS_TRANSPOSED):
+        assert (Layout(INNER, OUTER, convolved=way) in layouts(GRADIENT, INNER, OUTER)) is there
+        assert Layout(INNER, OUTER, convolved=way) not in layouts(PRODUCT, INNER, OUTER)
 
 
 def test_not_if_operands_change_places(monkeypatch):

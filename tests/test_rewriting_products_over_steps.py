@@ -13,7 +13,7 @@ from caffe2_recurrent.loops.reading import read_loops
 from caffe2_recurrent.loops.sizes import find_sizes
 from caffe2_recurrent.operators import is_on_onednn
 from caffe2_recurrent.rewriting.products import onednn, onednn_convolutions, onednn_over_steps, separate_rows
-from caffe2_recurrent.rewriting.products.onednn_convolutions import IN_BLOCKS, IN_ROWS, TRANSPOSED
+from caffe2_recurrent.rewriting.products.onednn_convolutions import IN_BLOCKS, IN_ROWS, ROWS_TRANSPOSED, TRANSPOSED
 from caffe2_recurrent.rewriting.products.onednn_over_steps import Layout, layouts
 from caffe2_recurrent.rewriting.rules import products_over_steps
 from caffe2_recurrent.rewriting.rules.products_over_steps import Size
@@ -312,7 +312,8 @@ def test_layouts_without_aten(monkeypatch):
 def test_layouts_as_convolutions(monkeypatch):
     monkeypatch.setattr(onednn, "ways", lambda: onednn.WAYS)
     assert layouts(PRODUCT, 40, 100) == [Layout(40, 100, convolved=way) for way in (None, IN_BLOCKS, IN_ROWS)]
-    assert layouts(GRADIENT, 16, 64) == [Layout(16, 64, convolved=way) for way in (None, IN_BLOCKS, TRANSPOSED)]
+    ways = (None, IN_BLOCKS, TRANSPOSED, ROWS_TRANSPOSED)
+    assert layouts(GRADIENT, 16, 64) == [Layout(16, 64, convolved=way) for way in ways]
     assert layouts(GRADIENT, 16, 64, False) == [Layout(16, 64), Layout(16, 64, convolved=IN_BLOCKS)]
     assert not any(layout.convolved for layout in layouts(GRADIENT, 16, 1))
 
@@ -354,15 +355,16 @@ def test_parts_are_whole_blocks(layout, widths):
 def laid_out(monkeypatch, beside, below, parts):
     """Have gradients with so many columns and rows of zeros, in parts of one column and the rest.
 
-    In no parts, have them convolved, and products too: if `parts` is -1, gradients transposed and products in rows.
+    In no parts, have them convolved, and products too; with less than none gradients are transposed, and products in
+    rows.
     """
     monkeypatch.setattr(Layout, "widths", property(lambda self: [1] * (self.parts - 1) + [self.inner - self.parts + 1]))
 
     def fastest(size):
         plain = Layout(size.inner, size.outer)
         if parts <= 0:
-            others = IN_ROWS if size.kind == PRODUCT else TRANSPOSED
-            return plain._replace(convolved=others if parts else IN_BLOCKS)
+            ways = (IN_BLOCKS, IN_ROWS, IN_ROWS) if size.kind == PRODUCT else (IN_BLOCKS, TRANSPOSED, ROWS_TRANSPOSED)
+            return plain._replace(convolved=ways[-parts])
         return plain if size.kind == PRODUCT else Layout(size.inner + beside, size.outer + below, parts)
 
     monkeypatch.setattr(products_over_steps, "fastest", fastest)
@@ -377,7 +379,7 @@ def in_any_layout(size, layout):
 LAYOUTS = [(0, 0, 2), (3, 0, 1), (0, 5, 1), (3, 5, 1), (3, 5, 3), (3, 0, 2), (0, 5, 2)]
 # Older Caffe2s cannot.
 CONVOLVES = onednn.CONVOLUTION in onednn.ways()
-LAYOUTS += [(0, 0, 0), (0, 0, -1)] if CONVOLVES else []
+LAYOUTS += [(0, 0, 0), (0, 0, -1), (0, 0, -2)] if CONVOLVES else []
 EVERY_LAYOUT = pytest.mark.parametrize("beside, below, parts", LAYOUTS)
 
 
@@ -491,7 +493,7 @@ def test_other_sizes_share_a_copy(large, faster, monkeypatch):
     support.assert_same(found, expected)
 
 
-@pytest.mark.parametrize("way", [IN_BLOCKS, TRANSPOSED])
+@pytest.mark.parametrize("way", [IN_BLOCKS, TRANSPOSED, ROWS_TRANSPOSED])
 @pytest.mark.parametrize("convolved", [2, 3])
 @pytest.mark.parametrize("large", [1, 2**30], ids=["large", "not large"])
 def test_a_convolved_gradient_and_another_share_a_copy(convolved, way, large, faster, monkeypatch):

@@ -7,10 +7,12 @@ half the time. R rows of a product are filters, or the channels of an image (`IN
     [dW, db]' = [X, 1]' dY  image dY as [1, R, 1, M],  filters [X, 1]' as [K + 1, R, 1, 1],  result [1, K + 1, 1, M]
     dX = dY W               image W as [1, M, 1, K],  filters dY as [R, M, 1, 1],  result [1, R, 1, K]
 
-A gradient of weights may be a transposed convolution too (`TRANSPOSED`), in which nothing has to be transposed: filters
-say by the first of their dimensions what they read, and by the second what they make.
+A gradient of weights may be a transposed convolution too, whose filters say by the first of their dimensions what they
+read, and by the second what they make: of dY (`TRANSPOSED`), so that nothing has to be transposed, or of the rows
+(`ROWS_TRANSPOSED`), so that these need not be.
 
     [dW, db] = dY' [X, 1]   image [X, 1] as [1, R, 1, K + 1],  filters dY as [R, M, 1, 1],  result [1, M, 1, K + 1]
+    [dW, db]' = [X, 1]' dY  image dY as [1, R, 1, M],  filters [X, 1] as [R, K + 1, 1, 1],  result [1, K + 1, 1, M]
 
 Or they are an image whose channels come last, which is how they lie (`IN_ROWS`), and so is the result:
 
@@ -29,6 +31,7 @@ source whose channels come last, convolution_forward in ideep's operators/conv.h
 """
 
 import contextlib
+from typing import Callable
 
 import numpy as np
 from caffe2.proto import caffe2_pb2
@@ -50,7 +53,8 @@ from caffe2_recurrent.rewriting.trials import trial
 from caffe2_recurrent.rewriting.trials.timing import result
 from caffe2_recurrent.scratch_workspace import scratch_workspace
 
-IN_BLOCKS, IN_ROWS, TRANSPOSED = "in blocks", "in rows", "transposed"
+IN_BLOCKS, IN_ROWS = "in blocks", "in rows"
+TRANSPOSED, ROWS_TRANSPOSED = "transposed", "rows transposed"
 WORKSPACE = "caffe2_recurrent_onednn_convolutions"
 # Numbers of rows: as many as fill the blocks of kernels, and not.
 ROWS = (1, 2, 17, 400)
@@ -83,21 +87,25 @@ def rows_stay_where_they_lie(inner: int, outer: int) -> bool:
 
 @trial.remembered
 def transposed_are_right() -> bool:
-    """Whether this Caffe2 has gradients that are `TRANSPOSED`, right for any number of rows, from run to run."""
+    """Whether this Caffe2 has gradients by transposed convolutions, right for any number of rows, from run to run."""
+    return all(map(_is_right, (emit_gradient_transposed, emit_gradient_of_filters)))
+
+
+def _is_right(emit: Callable[[Emitter, caffe2_pb2.OperatorDef, int, int, str], None]) -> bool:
     inner, outer = 5, 19
     operator = caffe2_pb2.OperatorDef(type="FCGradient", input=["x", "w", "dy"], output=["dw", "db", "dx"])
     emitter = Emitter(trial.lone_loop([*operator.input, *operator.output]), operator, "dw")
-    there = copy_there(emitter, "dy", emitter.blob("results"))
-    emit_gradient_transposed(emitter, operator, inner, outer, there)
+    emit(emitter, operator, inner, outer, copy_there(emitter, "dy", emitter.blob("results")))
     net = caffe2_pb2.NetDef(name="gradient", op=emitter.operators)
     random = np.random.default_rng(0)
     with scratch_workspace(WORKSPACE), contextlib.suppress(RuntimeError):
-        for count in ROWS:
+        for run, count in enumerate(ROWS):
             shapes = {"x": (count, inner), "w": (outer, inner), "dy": (count, outer)}
+            # Of whole numbers, as above.
             x, w, dy = (random.integers(-8, 9, shape).astype(np.float32) for shape in shapes.values())
             for blob, value in zip(shapes, (x, w, dy)):
                 workspace.FeedBlob(blob, value)
-            if count == ROWS[0]:
+            if run == 0:
                 workspace.CreateNet(net)
             workspace.RunNet(net.name)
             expected = {"dw": dy.T @ x, "db": dy.sum(axis=0), "dx": dy @ w}
@@ -151,30 +159,48 @@ def _image_of_rows(emitter: Emitter, rows: str, width: int) -> str:
 
 def emit_gradient(emitter: Emitter, operator: caffe2_pb2.OperatorDef, inner: int, outer: int, of_result: str) -> None:
     """In place of an FCGradient; `of_result` is oneDNN's blob of dY `[R, outer]`, and stays as it is."""
-    rows = operator.input[0]
-    shape = emitter.new("Shape", [rows], "shape_of_rows")
-    filters = _transposed(emitter, _with_ones(emitter, rows, inner))
+    filters = _transposed(emitter, _with_ones(emitter, operator.input[0], inner))
     reshape_there(emitter, filters, [inner + 1, -1, 1, 1])
+    _emit_gradient_of_image("Conv", emitter, operator, filters, inner, outer, of_result)
+
+
+def emit_gradient_of_filters(
+    emitter: Emitter, operator: caffe2_pb2.OperatorDef, inner: int, outer: int, of_result: str
+) -> None:
+    """The same with `ROWS_TRANSPOSED`."""
+    emitter.operators += thread_numbers.set_at_once(emitter.blob("number"))
+    rows = _with_ones(emitter, operator.input[0], inner)
+    filters = copy_there(emitter, rows, emitter.blob("filters"), [-1, inner + 1, 1, 1])
+    _emit_gradient_of_image("ConvTranspose", emitter, operator, filters, inner, outer, of_result)
+
+
+def _emit_gradient_of_image(
+    kind: str,
+    emitter: Emitter,
+    operator: caffe2_pb2.OperatorDef,
+    filters: str,
+    inner: int,
+    outer: int,
+    of_result: str,
+) -> None:
     reshape_there(emitter, of_result, [1, -1, 1, outer])
-    sums = _convolve(emitter, of_result, filters, emitter.blob("sums"))
+    sums = _convolve(emitter, of_result, filters, emitter.blob("sums"), kind)
     transposed = onednn.add(emitter, "Transpose", [sums], [emitter.blob("sums_transposed")], axes=[0, 3, 2, 1])
     _take_apart(emitter, transposed, operator, inner, outer)
-    _emit_gradient_of_rows(emitter, operator, inner, outer, of_result, shape)
+    _emit_gradient_of_rows(emitter, operator, inner, outer, of_result)
 
 
 def emit_gradient_transposed(
     emitter: Emitter, operator: caffe2_pb2.OperatorDef, inner: int, outer: int, of_result: str
 ) -> None:
-    """The same by a transposed convolution."""
-    rows = operator.input[0]
+    """The same where it is `TRANSPOSED`."""
     emitter.operators += thread_numbers.set_at_once(emitter.blob("number"))
-    shape = emitter.new("Shape", [rows], "shape_of_rows")
-    image = copy_there(emitter, _with_ones(emitter, rows, inner), emitter.blob("image"), [1, -1, 1, inner + 1])
+    rows = _with_ones(emitter, operator.input[0], inner)
+    image = copy_there(emitter, rows, emitter.blob("image"), [1, -1, 1, inner + 1])
     reshape_there(emitter, of_result, [-1, outer, 1, 1])
-    arguments = {"kernel": 1, "training_mode": 1}
-    sums = onednn.add(emitter, "ConvTranspose", [image, of_result], [emitter.blob("sums")], **arguments)
+    sums = _convolve(emitter, image, of_result, emitter.blob("sums"), "ConvTranspose")
     _take_apart(emitter, sums, operator, inner, outer)
-    _emit_gradient_of_rows(emitter, operator, inner, outer, of_result, shape)
+    _emit_gradient_of_rows(emitter, operator, inner, outer, of_result)
 
 
 def _take_apart(emitter: Emitter, sums: str, operator: caffe2_pb2.OperatorDef, inner: int, outer: int) -> None:
@@ -188,18 +214,19 @@ def _take_apart(emitter: Emitter, sums: str, operator: caffe2_pb2.OperatorDef, i
 
 
 def _emit_gradient_of_rows(
-    emitter: Emitter, operator: caffe2_pb2.OperatorDef, inner: int, outer: int, of_result: str, shape: str
+    emitter: Emitter, operator: caffe2_pb2.OperatorDef, inner: int, outer: int, of_result: str
 ) -> None:
-    """dX, if it is asked for, in the shape that the blob `shape` says; dY is rows again then."""
+    """dX, if it is asked for; dY is rows again then."""
     for blob in operator.output[2:]:
+        shape = emitter.new("Shape", operator.input[:1], "shape_of_rows")
         reshape_there(emitter, of_result, [-1, outer, 1, 1])
         image = copy_there(emitter, operator.input[1], emitter.blob("weights"), [1, outer, 1, inner])
         copy_back(emitter, _convolve(emitter, image, of_result, emitter.blob("of_rows")), blob, shape)
     reshape_there(emitter, of_result, [-1, outer])
 
 
-def _convolve(emitter: Emitter, image: str, filters: str, result: str) -> str:
-    return onednn.add(emitter, "Conv", [image, filters], [result], kernel=1, training_mode=1)
+def _convolve(emitter: Emitter, image: str, filters: str, result: str, kind: str = "Conv") -> str:
+    return onednn.add(emitter, kind, [image, filters], [result], kernel=1, training_mode=1)
 
 
 def _transposed(emitter: Emitter, matrix: str) -> str:

@@ -79,7 +79,8 @@ def layouts(kind: str, inner: int, outer: int, keeps_plans: bool = True) -> List
         # It is ATen that puts zeros behind columns.
         full = plain
     if can_convolve and keeps_plans and onednn_convolutions.transposed_are_right():
-        convolved.append(plain._replace(convolved=onednn_convolutions.TRANSPOSED))
+        transposed = (onednn_convolutions.TRANSPOSED, onednn_convolutions.ROWS_TRANSPOSED)
+        convolved += [plain._replace(convolved=way) for way in transposed]
     in_parts = [full._replace(parts=parts) for parts in PARTS if parts == 1 or full.inner >= parts * NARROWEST]
     return list(dict.fromkeys([plain, *in_parts, *convolved]))
 
@@ -183,6 +184,7 @@ _PRODUCTS = {
 _GRADIENTS = {
     onednn_convolutions.IN_BLOCKS: onednn_convolutions.emit_gradient,
     onednn_convolutions.TRANSPOSED: onednn_convolutions.emit_gradient_transposed,
+    onednn_convolutions.ROWS_TRANSPOSED: onednn_convolutions.emit_gradient_of_filters,
 }
 
 
