@@ -36,7 +36,7 @@ from caffe2_recurrent.wiring import Alias, Link, alias_arguments, link_arguments
 
 # Of links; without them each shows one slice.
 WINDOWS = ("link_window", "backward_link_window")
-# The net of an `If` that lays out weights, see `unchanged_weights.py`.
+# The net of an `If` whose results stay from run to run, see `kept_results.py`.
 WHEN_CHANGED = "weights_changed"
 # What ends the name of a step net that has been changed.
 CONTENT = re.compile("_[0-9a-f]{8}$")
@@ -320,7 +320,7 @@ def stands_for_loop(operator: caffe2_pb2.OperatorDef) -> bool:
 
 
 def laid_out_when_changed(operator: caffe2_pb2.OperatorDef) -> Sequence[caffe2_pb2.OperatorDef]:
-    """The operators of an `If` that runs them when weights have changed; none of another operator."""
+    """The operators of an `If` that runs them when what they read has changed; none of another operator."""
     net = net_argument(operator, "then_net") if operator.type == "If" else caffe2_pb2.NetDef()
     return net.op if net.name == WHEN_CHANGED else []
 
