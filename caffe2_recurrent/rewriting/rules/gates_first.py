@@ -28,7 +28,7 @@ from caffe2_recurrent.rewriting.rules.packed_products import PackedProducts, wha
 from caffe2_recurrent.rewriting.rules.products_over_steps import ProductsOverSteps
 from caffe2_recurrent.rewriting.steps import columns
 from caffe2_recurrent.rewriting.steps.columns import Region
-from caffe2_recurrent.rewriting.steps.overlap import has_threads_given, switch_executor_off, why_executor_pays
+from caffe2_recurrent.rewriting.steps.overlap import has_threads_given, take_executor_off, why_executor_pays
 from caffe2_recurrent.rewriting.steps.rows import with_rows
 from caffe2_recurrent.rewriting.trials import trial
 from caffe2_recurrent.rewriting.trials.timing import Seconds, Subject
@@ -112,7 +112,7 @@ class GatesFirst(Rule):
         ]
         loop.known.rows -= region.blobs
         # It knows by their names which operators have to wait for each other.
-        switch_executor_off(loop)
+        take_executor_off(loop)
 
 
 def _is_split(loop: Loop, multiplying: int) -> bool:

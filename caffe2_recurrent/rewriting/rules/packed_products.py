@@ -4,11 +4,9 @@ from typing import Iterable, List, Optional
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.executor import ENABLE
 from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.loops.parts import Keeping
 from caffe2_recurrent.loops.sizes import Sizes
-from caffe2_recurrent.operator_arguments import remove_arguments
 from caffe2_recurrent.rewriting import unchanged_weights
 from caffe2_recurrent.rewriting.products import kept_filters, product_ways, separate_rows, step_products
 from caffe2_recurrent.rewriting.products.product import Product
@@ -17,7 +15,7 @@ from caffe2_recurrent.rewriting.products.step_products import AS_IT_IS, GAIN, Si
 from caffe2_recurrent.rewriting.products.sums import sum_of, with_sum
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.rules.backward_loop import BackwardLoop
-from caffe2_recurrent.rewriting.steps.overlap import has_threads_given, switch_executor_off, why_executor_pays
+from caffe2_recurrent.rewriting.steps.overlap import has_threads_given, take_executor_off, why_executor_pays
 from caffe2_recurrent.rewriting.steps.rows import with_rows
 
 # The types of nets that run operators in the order in which they stand.
@@ -108,13 +106,9 @@ class PackedProducts(Rule):
         shared = [blob for blob in emitter.made if operators is loop.operators or blob not in written]
         loop.shared += [blob for blob in shared if blob not in loop.shared]
         if product_ways.is_by_onednn(way):
-            # Its threads bring threads of OpenMP, and so of oneDNN, of their own.
-            switch_executor_off(loop)
-        if way == product_ways.KEPT_FILTERS:
-            # Who turns it on for all loops that have it leaves this one alone: it would go on with operators of step
-            # workspaces that are gone.
-            for outer in loop.outer_operators:
-                remove_arguments(outer, [ENABLE])
+            # The RNN executor's threads bring threads of OpenMP, and so of oneDNN, of their own. And it would go on with
+            # operators of workspaces that are gone, or write what steps share while one of them reads a view of it.
+            take_executor_off(loop)
 
 
 def what_may_be_kept(loop: Loop, sizes: Sizes) -> Keeping:

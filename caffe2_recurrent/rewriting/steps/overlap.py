@@ -5,7 +5,7 @@ from typing import Dict, Optional, Set
 from caffe2_recurrent import executor
 from caffe2_recurrent.executor import ENABLE
 from caffe2_recurrent.loops.loop import Loop
-from caffe2_recurrent.operator_arguments import argument, integer
+from caffe2_recurrent.operator_arguments import argument, integer, remove_arguments
 
 THREADS = "rnn_executor.num_threads"
 
@@ -34,6 +34,12 @@ def why_executor_pays(loop: Loop) -> Optional[str]:
 def switch_executor_off(loop: Loop) -> None:
     for operator in loop.outer_operators:
         executor.switch_off(operator)
+
+
+def take_executor_off(loop: Loop) -> None:
+    """For good: without a setting of it, who turns it on for all loops that have one leaves this one alone."""
+    for operator in loop.outer_operators:
+        remove_arguments(operator, [ENABLE])
 
 
 def why_steps_may_overlap(loop: Loop) -> Optional[str]:
