@@ -54,11 +54,12 @@ def optimize(
         even_if_slower: apply rules also where they would cost more than they gain, as for very small sizes.
         trials: False to time nothing: what only a trial can tell stays as it is, and on one machine each process
             makes the same net, whose results are the same to the bit with the same number of threads.
-        constant_threads: True to promise that no thread that runs the net gets another number of OpenMP's threads
-            once it has run one. Then, also on processors with AVX-512, oneDNN may lay out filters once for all steps
-            of a run, and have products over all steps over rows where they lie. If the promise is not kept there,
-            results may be wrong, or the process may end: oneDNN has planned for another number. Without AVX-512 there
-            is nothing to promise; a net that was optimised there is not for processors that have it.
+        constant_threads: True to promise that no thread that runs the net gets another number of OpenMP's threads once
+            it has run one. Then, also on processors with AVX-512, oneDNN may lay out filters once for all steps of a
+            run, have products over all steps over rows where they lie, and gradients of weights as transposed
+            convolutions. If the promise is not kept there, results may be wrong, or the process may end: oneDNN has
+            planned for another number. Without AVX-512 there is nothing to promise; a net that was optimised there is
+            not for processors that have it.
 
     Returns:
         A `Report`: `counts` by rule, `rewrites`, `refusals` with their reasons. `print` it.

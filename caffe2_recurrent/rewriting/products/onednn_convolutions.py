@@ -31,7 +31,7 @@ source whose channels come last, convolution_forward in ideep's operators/conv.h
 """
 
 import contextlib
-from typing import Callable
+from typing import Callable, Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
 from caffe2.proto import caffe2_pb2
@@ -50,7 +50,6 @@ from caffe2_recurrent.rewriting.products.onednn_copies import (
     shape_of_result,
 )
 from caffe2_recurrent.rewriting.trials import trial
-from caffe2_recurrent.rewriting.trials.timing import result
 from caffe2_recurrent.scratch_workspace import scratch_workspace
 
 IN_BLOCKS, IN_ROWS = "in blocks", "in rows"
@@ -69,47 +68,48 @@ def keeps_plans(loop: Loop) -> bool:
 def rows_stay_where_they_lie(inner: int, outer: int) -> bool:
     """Whether this Caffe2 has a product `IN_ROWS` with weights `[outer, inner]`, right for any number of rows."""
     operator = caffe2_pb2.OperatorDef(type="FC", input=["x", "w", "b"], output=["y"])
-    random = np.random.default_rng(0)
-    # Of whole numbers, so that products are exact whatever is added up first.
-    weights, bias = (random.integers(-8, 9, shape).astype(np.float32) for shape in ((outer, inner), (outer,)))
-    for count in ROWS:
-        rows = random.integers(-8, 9, (count, inner)).astype(np.float32)
-        emitter = Emitter(trial.lone_loop([*operator.input, *operator.output]), operator, "y")
-        emit_product_in_rows(emitter, operator, inner, outer, "results")
-        try:
-            found = result(emitter.operators, {"x": rows, "w": weights, "b": bias}, "y")
-        except RuntimeError:
-            return False
-        if not np.array_equal(found, rows @ weights.T + bias):
-            return False
-    return True
+    emitter = Emitter(trial.lone_loop([*operator.input, *operator.output]), operator, "y")
+    emit_product_in_rows(emitter, operator, inner, outer, "results")
+    shapes = {"x": (None, inner), "w": (outer, inner), "b": (outer,)}
+    return _are_right(emitter.operators, shapes, lambda x, w, b: {"y": x @ w.T + b})
 
 
 @trial.remembered
 def transposed_are_right() -> bool:
-    """Whether this Caffe2 has gradients by transposed convolutions, right for any number of rows, from run to run."""
-    return all(map(_is_right, (emit_gradient_transposed, emit_gradient_of_filters)))
-
-
-def _is_right(emit: Callable[[Emitter, caffe2_pb2.OperatorDef, int, int, str], None]) -> bool:
+    """Whether this Caffe2 has gradients by transposed convolutions, right for any number of rows."""
     inner, outer = 5, 19
     operator = caffe2_pb2.OperatorDef(type="FCGradient", input=["x", "w", "dy"], output=["dw", "db", "dx"])
-    emitter = Emitter(trial.lone_loop([*operator.input, *operator.output]), operator, "dw")
-    emit(emitter, operator, inner, outer, copy_there(emitter, "dy", emitter.blob("results")))
-    net = caffe2_pb2.NetDef(name="gradient", op=emitter.operators)
+    shapes = {"x": (None, inner), "w": (outer, inner), "dy": (None, outer)}
+    for emit in (emit_gradient_transposed, emit_gradient_of_filters):
+        emitter = Emitter(trial.lone_loop([*operator.input, *operator.output]), operator, "dw")
+        emit(emitter, operator, inner, outer, copy_there(emitter, "dy", emitter.blob("results")))
+        if not _are_right(
+            emitter.operators, shapes, lambda x, w, dy: {"dw": dy.T @ x, "db": dy.sum(axis=0), "dx": dy @ w}
+        ):
+            return False
+    return True
+
+
+def _are_right(
+    operators: List[caffe2_pb2.OperatorDef],
+    shapes: Mapping[str, Tuple[Optional[int], ...]],
+    expected: Callable[..., Dict[str, np.ndarray]],
+) -> bool:
+    """Whether operators make what is expected of such blobs; None is a number of rows, another one in each run."""
+    net = caffe2_pb2.NetDef(name="tried", op=operators)
     random = np.random.default_rng(0)
     with scratch_workspace(WORKSPACE), contextlib.suppress(RuntimeError):
-        for run, count in enumerate(ROWS):
-            shapes = {"x": (count, inner), "w": (outer, inner), "dy": (count, outer)}
-            # Of whole numbers, as above.
-            x, w, dy = (random.integers(-8, 9, shape).astype(np.float32) for shape in shapes.values())
-            for blob, value in zip(shapes, (x, w, dy)):
+        for run, rows in enumerate(ROWS):
+            sizes = [tuple(rows if size is None else size for size in shape) for shape in shapes.values()]
+            # Of whole numbers, so that products are exact whatever is added up first.
+            values = [random.integers(-8, 9, shape).astype(np.float32) for shape in sizes]
+            for blob, value in zip(shapes, values):
                 workspace.FeedBlob(blob, value)
             if run == 0:
                 workspace.CreateNet(net)
             workspace.RunNet(net.name)
-            expected = {"dw": dy.T @ x, "db": dy.sum(axis=0), "dx": dy @ w}
-            if not all(np.array_equal(workspace.FetchBlob(blob), value) for blob, value in expected.items()):
+            results = expected(*values)
+            if not all(np.array_equal(workspace.FetchBlob(blob), results[blob]) for blob in results):
                 return False
         return True
     return False

@@ -106,7 +106,7 @@ class PackedProducts(Rule):
         shared = [blob for blob in emitter.made if operators is loop.operators or blob not in written]
         loop.shared += [blob for blob in shared if blob not in loop.shared]
         if product_ways.is_by_onednn(way):
-            # The RNN executor's threads bring threads of OpenMP, and so of oneDNN, of their own. And it would go on with
+            # Threads of the RNN executor bring threads of OpenMP, and so of oneDNN, of their own. It would go on with
             # operators of workspaces that are gone, or write what steps share while one of them reads a view of it.
             take_executor_off(loop)
 
