@@ -47,6 +47,7 @@ from caffe2_recurrent.rewriting.products.onednn_tensors import shown
 from caffe2_recurrent.rewriting.products.product import Product
 from caffe2_recurrent.rewriting.products.step_subject import WORKSPACES, subject_of
 from caffe2_recurrent.rewriting.rules import backward_loop, packed_products
+from caffe2_recurrent.rewriting.rules.unrolled_steps import UnrolledSteps
 from caffe2_recurrent.rewriting.trials import trial
 from caffe2_recurrent.rewriting.trials.timing import Seconds
 from cells import CELLS
@@ -76,6 +77,7 @@ EVERY_CELL = pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
 EVERY_STEP_NET = pytest.mark.parametrize("make", step_nets.AS_CAFFE2 + step_nets.MENDED, ids=lambda make: make.__name__)
 RULES = pytest.mark.parametrize("rules", [BOTH, ALL], ids=["both", "all rules"])
 
+sites_of_unrolled_steps = UnrolledSteps.sites
 # Where this Caffe2's oneDNN does not do as it should, nothing is made that way, and there is nothing to be seen.
 IS_RIGHT = kept_filters.are_right(4, 16)
 
@@ -676,6 +678,16 @@ def test_the_rnn_executor_has_no_setting_any_more():
     model, _ = kept()
     (loop,) = [operator for operator in model.net.Proto().op if operator.type == "RecurrentNetwork"]
     assert any(given.name == "enable_rnn_executor" for given in loop.arg) != IS_RIGHT
+
+
+@NUMBERS
+def test_steps_that_keep_filters_are_not_written_out(monkeypatch):
+    monkeypatch.setattr(UnrolledSteps, "sites", sites_of_unrolled_steps)
+    model, blobs = support.lstm(**FORWARD)
+    report = optimize(model, ALL, even_if_slower=True)
+    reasons = [refusal.reason for refusal in report.refusals if refusal.rule == "unrolled_steps"]
+    assert reasons == ["operators of its steps keep what they have made of weights"] or not IS_RIGHT
+    support.assert_same(support.run(model, blobs), as_built(blobs))
 
 
 def test_a_second_call_leaves_it_alone():

@@ -63,7 +63,7 @@ class BackwardLoop(Rule):
     def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
         gradient = loop.gradient
         assert gradient is not None
-        overlap.switch_executor_off(loop)
+        overlap.take_executor_off(loop)
         for blob, size in _kept(loop, sizes).items():
             assert size is not None
             _link_to_buffer(loop, blob, size)

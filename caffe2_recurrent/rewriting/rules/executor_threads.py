@@ -11,7 +11,7 @@ from caffe2_recurrent.rewriting import loop_trial, passes
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.rules.backward_loop import BackwardLoop
 from caffe2_recurrent.rewriting.rules.unrolled_steps import UnrolledSteps
-from caffe2_recurrent.rewriting.steps.overlap import THREADS, switch_executor_off, why_steps_may_overlap
+from caffe2_recurrent.rewriting.steps.overlap import THREADS, take_executor_off, why_steps_may_overlap
 from caffe2_recurrent.rewriting.trials import trial
 
 # From here on operators are worth several threads each, which those of the executor do not get. On one thread the
@@ -47,7 +47,7 @@ class ExecutorThreads(Rule):
 
     def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
         if _goes_off(loop, sizes):
-            switch_executor_off(loop)
+            take_executor_off(loop)
         else:
             _give_one_thread(loop)
 
@@ -74,7 +74,7 @@ def _goes_off(loop: Loop, sizes: Sizes) -> bool:
         return False
     on, off = copy.deepcopy(loop), copy.deepcopy(loop)
     _give_one_thread(on)
-    switch_executor_off(off)
+    take_executor_off(off)
     for rule in WITHOUT_IT:
         if rule.name in loop.rules:
             passes.apply(rule, off, sizes)

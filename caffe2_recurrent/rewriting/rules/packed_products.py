@@ -106,8 +106,8 @@ class PackedProducts(Rule):
         shared = [blob for blob in emitter.made if operators is loop.operators or blob not in written]
         loop.shared += [blob for blob in shared if blob not in loop.shared]
         if product_ways.is_by_onednn(way):
-            # Threads of the RNN executor bring threads of OpenMP, and so of oneDNN, of their own. It would go on with
-            # operators of workspaces that are gone, or write what steps share while one of them reads a view of it.
+            # Threads of the RNN executor bring threads of OpenMP of their own, and so of oneDNN; and it would go on
+            # with operators of step workspaces that are gone.
             take_executor_off(loop)
 
 

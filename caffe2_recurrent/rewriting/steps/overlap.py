@@ -2,7 +2,6 @@
 
 from typing import Dict, Optional, Set
 
-from caffe2_recurrent import executor
 from caffe2_recurrent.executor import ENABLE
 from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.operator_arguments import argument, integer, remove_arguments
@@ -31,13 +30,11 @@ def why_executor_pays(loop: Loop) -> Optional[str]:
     return None if reason is None else "it would take the RNN executor off: {}".format(reason)
 
 
-def switch_executor_off(loop: Loop) -> None:
-    for operator in loop.outer_operators:
-        executor.switch_off(operator)
-
-
 def take_executor_off(loop: Loop) -> None:
-    """For good: without a setting of it, who turns it on for all loops that have one leaves this one alone."""
+    """For good: without a setting of it, who turns it on for all loops that have one leaves this one alone.
+
+    It would write what steps share while an operator reads a view of that, of which it does not know.
+    """
     for operator in loop.outer_operators:
         remove_arguments(operator, [ENABLE])
 
