@@ -91,7 +91,8 @@ def short_trials(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     from caffe2_recurrent.rewriting.trials import timing, trial
 
     if "whole_trials" not in request.fixturenames:
-        monkeypatch.setattr(trial, "SHORT", 1e-3)
+        for name in ("SHORT", "PATIENT"):
+            monkeypatch.setattr(trial, name, 1e-3)
         for name in ("MOST", "SETTLING", "WARMING"):
             monkeypatch.setattr(timing, name, 3e-3)
 

@@ -9,7 +9,7 @@ from caffe2.python import core
 
 from caffe2_recurrent.rewriting.elementwise import vectorised
 from caffe2_recurrent.rewriting.emit import Emitter
-from caffe2_recurrent.rewriting.trials import trial
+from caffe2_recurrent.rewriting.trials import trial, turns
 from caffe2_recurrent.rewriting.trials.timing import Seconds, Subject
 from made_up_clock import make_up_clock
 from onednn_support import leaving_no_trace
@@ -127,10 +127,11 @@ def test_both_operators_run(kind):
         assert vectorised.aten_is_faster.__wrapped__(kind, 50) in (True, False)
 
 
-def taking_turns(monkeypatch, candidates, steps=None, asked=None):
+def taking_turns(monkeypatch, candidates, steps=None, asked=None, warming_up=0.0):
     """What a trial finds of candidates, each given by the seconds of its turns, and which had a turn when.
 
-    A second of a step takes a second. To `asked` goes what was of interest in each turn.
+    A second of a step takes a second, and the first turn of each so many more. To `asked` goes what was of interest in
+    each turn.
     """
     seen, now = [], [0.0]
     left = {name: list(turns) for name, turns in candidates.items()}
@@ -139,7 +140,7 @@ def taking_turns(monkeypatch, candidates, steps=None, asked=None):
         (name,) = subject.step
         seen.append(name)
         found = Seconds(*left[name].pop(0))
-        now[0] += found.step
+        now[0] += found.step + (warming_up if seen.count(name) == 1 else 0.0)
         return found
 
     make_up_clock(monkeypatch, seconds, asked)
@@ -173,7 +174,7 @@ def test_what_is_clearly_slower_than_the_best_so_far_is_of_no_interest(monkeypat
     candidates = {"a": [(0, 0.4), (0, 0.3)], "b": [(0, 0.2), (0, 0.1)], "c": [(9, 0.5)], "d": [(0, 0.3), (0, 0.2)]}
     asked = []
     _, seen = taking_turns(monkeypatch, candidates, asked=asked)
-    assert seen == "abcd" + "bd" and trial.CLOSE == 1.5
+    assert seen == "abcd" + "bd" and turns.CLOSE == 1.5
     assert asked == pytest.approx([math.inf, 0.6, 0.3, 0.3] + [0.3, 0.15])
 
 
@@ -251,13 +252,44 @@ def test_short_trials_have_more_turns(monkeypatch):
     """So that a slow phase of some milliseconds does not decide; whoever is still slow in the third turn has lost."""
     candidates = {
         "a": [(0, 0.001)] * 20,
-        "b": [(0, 0.002), (0, 0.0008)] + [(0, 0.001)] * 20,
+        "b": [(0, 0.002), (0, 0.0008)] + [(0, 0.001)] * 10 + [(0, 0.0008)] * 10,
         "c": [(0, 0.002)] * 2,
     }
     found, seen = taking_turns(monkeypatch, candidates)
     assert found == {"a": (0, 0.001), "b": (0, 0.0008), "c": (0, 0.002)}
-    # 5 ms, 3.8 ms, and 2 ms each until 30 are over.
-    assert trial.SHORT == 0.03 and seen == "abc" * 2 + "ab" * 11
+    # Behind the first, 3.8 ms, and 2 ms each until 30 are over; then b is that fast once more.
+    assert trial.SHORT == 0.03 and seen == "abc" * 2 + "ab" * 14
+
+
+def test_a_phase_that_only_one_of_them_has_met_does_not_decide(monkeypatch):
+    """Warming up has taken the time of short trials: a is fast, and the machine slow when it is b's turn, and later."""
+    slow, fast = [(0, 0.004), (0, 0.0032)], [(0, 0.002), (0, 0.0016)]
+    a, b = zip([fast[0], slow[1]], slow, slow, slow, fast, slow, fast)
+    found, seen = taking_turns(monkeypatch, {"a": a, "b": b}, warming_up=trial.SHORT)
+    assert found == {"a": (0, 0.002), "b": (0, 0.0016)} and seen == "ab" * len(a)
+
+
+def test_patience_has_an_end(monkeypatch):
+    """Of b nothing faster is found."""
+    found, seen = taking_turns(monkeypatch, {"a": [(0, 0.01)] + [(0, 0.02)] * 30, "b": [(0, 0.02)] * 30})
+    assert found == {"a": (0, 0.01), "b": (0, 0.02)} and trial.PATIENT == 0.3
+    # 30 ms, and 40 each until 300 are over.
+    assert seen == "ab" * 8
+
+
+def test_what_is_brief_has_one_turn_if_it_is_very_slow(monkeypatch):
+    """Slow phases take twice as long for all; what is clearly slower than the others in each turn has two."""
+    d = [(0, 0.02), (0, 0.011), (0, 0.011)]
+    candidates = {"a": [(0, 0.01)] * 3, "b": [(0, 0.031)], "c": [(0, 0.029), (0, 0.019)], "d": d}
+    found, seen = taking_turns(monkeypatch, candidates)
+    assert found == {"a": (0, 0.01), "b": (0, 0.031), "c": (0, 0.019), "d": (0, 0.011)}
+    assert seen == "abcd" + "acd" + "ad" and turns.DISTANT == 3 and turns.BRIEF == 0.02
+
+
+def test_what_is_slow_by_best_times_alone_is_not_slow(monkeypatch):
+    """In the second turn b is as fast as a, whose best time is from another phase."""
+    a, b = zip(*[[(0, 0.01), (0, 0.02)], [(0, 0.02)] * 2, *[[(0, 0.01)] * 2] * 2])
+    assert taking_turns(monkeypatch, {"a": a, "b": b}) == ({"a": (0, 0.01), "b": (0, 0.01)}, "ab" * 4)
 
 
 def test_who_is_left_has_won(monkeypatch):

@@ -17,12 +17,13 @@ from caffe2_recurrent.blob_names import Names
 from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.loops.parts import Keeping, Surroundings
 from caffe2_recurrent.rewriting.trials.timing import Seconds, Subject, prepared
+from caffe2_recurrent.rewriting.trials.turns import Turns
 
 TURNS = 3
-# Seconds that a few more turns may take: the machine's slow phases last from some milliseconds to half a second.
+# Seconds of turns behind the first one, in which what is new gets warm, and in which the machine may have been slow.
 SHORT = 0.03
-# What takes more than so many times the least has lost.
-CLOSE = 1.5
+# Seconds in which to wait for another turn that confirms a best time.
+PATIENT = 0.3
 # Seconds after which there is no other turn.
 LONG = 2.0
 # Bytes of inputs up to which all subjects are there at once.
@@ -54,41 +55,36 @@ def in_turn(
     Each is made ready once, so that turns are short, and phases in which the machine is slow meet all alike. Large ones
     are made ready again for each turn, and so are all that must not be there together: `one_by_one`.
 
-    There are more turns while they take next to no time, and fewer after a long one. The clearly slow are left out from
-    the third turn on, or from the second if turns take their time, and what takes long and is clearly slow is run only
-    once; when one is left, it has won. What counts is a step, with its share of what is done once if there are so many
-    `steps`.
+    There are more turns while they take next to no time, and while a best time may be that of another phase than the
+    others', as no other turn has confirmed it; and fewer after a long one. The clearly slow are left out from the third
+    turn on, or from the second if turns take their time, and what takes long and is clearly slow has one turn; when one
+    is left, it has won. What counts is a step, with its share of what is done once if there are so many `steps`.
 
     Without trials no other one ever ends but the first, which should be to leave things as they are.
     """
     if not are_wanted():
         return {name: Seconds(0.0, math.inf if index else 1.0) for index, name in enumerate(candidates)}
-
-    def cost(name: Any) -> float:
-        return found[name].step if steps is None else found[name].of_step(steps)
-
-    def of_interest() -> float:
-        # How much is done once is known when it has been timed.
-        return math.inf if steps is not None else CLOSE * min(map(cost, found), default=math.inf)
-
     subjects = {name: candidate() for name, candidate in candidates.items()}
     with _timers(subjects, one_by_one or sum(subject.size for subject in subjects.values()) > LITTLE) as timers:
-        start = time.perf_counter()
-        found: Dict[Any, Seconds] = {}
-        for name, timer in timers.items():
-            found[name] = timer(of_interest())
-        close, turns, taken = list(candidates), 1, time.perf_counter() - start
-        while taken <= LONG and (turns < TURNS or taken < SHORT):
-            if turns > 1 or taken > SHORT:
-                least = min(map(cost, found))
-                close = [name for name in close if cost(name) <= CLOSE * least]
-            if len(close) < 2:
+        found, start = Turns(timers, steps), time.perf_counter()
+        _take_turns(found, timers)
+        first = taken = time.perf_counter() - start
+        if taken > SHORT:
+            found.leave_out()
+        count = 1
+        while len(found.close) > 1 and taken <= LONG:
+            is_enough = count >= TURNS and taken - first >= SHORT
+            if is_enough and (taken >= PATIENT or found.are_confirmed()):
                 break
-            for name in close:
-                best, again = found[name], timers[name](of_interest())
-                found[name] = Seconds(min(best.once, again.once), min(best.step, again.step))
-            turns, taken = turns + 1, time.perf_counter() - start
-    return found
+            _take_turns(found, timers)
+            found.leave_out()
+            count, taken = count + 1, time.perf_counter() - start
+    return found.best()
+
+
+def _take_turns(found: Turns, timers: Mapping[Any, Callable[[float], Seconds]]) -> None:
+    for name in found.close:
+        found.add(name, timers[name](found.of_interest()))
 
 
 @contextlib.contextmanager
