@@ -93,12 +93,13 @@ class FastestWays:
     def __init__(self, name: str, tasks: Sequence[Task]) -> None:
         self._name, self._outer = name, workspace.CurrentWorkspace()
         self._seconds: Dict[str, Dict[str, List[float]]] = {}
-        self._nets: Dict[str, Dict[str, str]] = {}
+        self._clocked: Dict[str, Dict[str, Callable[[int], float]]] = {}
         try:
             # What all ways together need is much memory, and is gone before the fastest are made again.
             fastest = [(task, self._fastest(task)) for task in tasks]
             for task, ways in fastest:
-                self._nets[task.name], _ = self._created(task, ways)
+                nets, _ = self._created(task, ways)
+                self._clocked[task.name] = {way: clocked(self._runner(net)) for way, net in nets.items()}
                 self._seconds[task.name] = {way.name: [] for way in ways}
         except BaseException:
             self.close()
@@ -160,8 +161,8 @@ class FastestWays:
     def time(self, repeats: int) -> Dict[str, float]:
         """The seconds that `repeats` repetitions of each task take, in the way that is the fastest this time."""
         found = {}
-        for task, nets in self._nets.items():
-            times = {way: clocked(self._runner(net))(repeats) for way, net in nets.items()}
+        for task, ways in self._clocked.items():
+            times = {way: run(repeats) for way, run in ways.items()}
             for way, seconds in times.items():
                 self._seconds[task][way].append(seconds / repeats)
             found[task] = min(times.values())
