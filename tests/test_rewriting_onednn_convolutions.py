@@ -198,6 +198,7 @@ def test_not_if_an_operator_is_missing(monkeypatch):
 @pytest.mark.parametrize("rows, stays", [(None, False), (3, False), (4, True)])
 def test_all_that_it_makes_is_freed_but_large_results(rows, stays, monkeypatch):
     """With the memory that the engine has for what runs on the CPU."""
+    monkeypatch.setattr(onednn_over_steps, "LITTLE", 0)
     monkeypatch.setattr(onednn_over_steps, "LARGE", 4 * OUTER * np.dtype(np.float32).itemsize)
     operator = caffe2_pb2.OperatorDef(type=PRODUCT, input=["x", "w", "b"], output=["y"])
     loop = trial.lone_loop(["x", "w", "b", "y"])

@@ -411,7 +411,13 @@ def test_other_sizes_in_each_layout(beside, below, parts, monkeypatch):
     support.assert_same(found, expected)
 
 
-# What is large stays in oneDNN's memory.
+# What is large or little stays in oneDNN's memory.
+
+
+def results_stay(monkeypatch, stay):
+    """Have all results of products stay, or none."""
+    for name, bytes_ in (("LITTLE", 0), ("LARGE", 1 if stay else 2**30)):
+        monkeypatch.setattr(onednn_over_steps, name, bytes_)
 
 
 def stays(net):
@@ -421,10 +427,18 @@ def stays(net):
     return {blob for operator in inside for blob in operator.output if "_results" in blob} - freed
 
 
-@pytest.mark.parametrize("bytes_, kept", [(9 * 3 * 16 * 4, 1), (9 * 3 * 16 * 4 + 1, 0)], ids=["large", "not large"])
-def test_large_results_stay(bytes_, kept, monkeypatch):
+BYTES = 9 * 3 * 16 * 4
+
+
+@pytest.mark.parametrize(
+    "little, large, kept",
+    [(0, BYTES, 1), (0, BYTES + 1, 0), (BYTES - 1, BYTES + 1, 0), (BYTES, BYTES + 1, 1)],
+    ids=["large", "not large", "not little", "little"],
+)
+def test_large_and_little_results_stay(little, large, kept, monkeypatch):
     """All products of the loop have one blob for them."""
-    monkeypatch.setattr(onednn_over_steps, "LARGE", bytes_)
+    monkeypatch.setattr(onednn_over_steps, "LITTLE", little)
+    monkeypatch.setattr(onednn_over_steps, "LARGE", large)
     laid_out(monkeypatch, 0, 0, 1)
     expected = support.run(*support.lstm())
     workspace.ResetWorkspace()
@@ -438,7 +452,7 @@ def test_large_results_stay(bytes_, kept, monkeypatch):
 @EVERY_LAYOUT
 def test_other_sizes_where_results_stay(beside, below, parts, monkeypatch):
     expected = support.runs_of_other_sizes(lambda model: None)
-    monkeypatch.setattr(onednn_over_steps, "LARGE", 1)
+    results_stay(monkeypatch, True)
     laid_out(monkeypatch, beside, below, parts)
     found = support.runs_of_other_sizes(support.Optimised(["parameter_gradients", RULE]))
     support.assert_same(found, expected)
@@ -475,9 +489,9 @@ def shared_copies(change=lambda net: None):
 
 
 @EVERY_LAYOUT
-@pytest.mark.parametrize("large", [1, 2**30], ids=["large", "not large"])
-def test_gradients_share_a_copy(beside, below, parts, large, monkeypatch):
-    monkeypatch.setattr(onednn_over_steps, "LARGE", large)
+@pytest.mark.parametrize("stay", [True, False], ids=["stays", "freed"])
+def test_gradients_share_a_copy(beside, below, parts, stay, monkeypatch):
+    results_stay(monkeypatch, stay)
     laid_out(monkeypatch, beside, below, parts)
     copied, shared = shared_copies()
     assert len(copied) == 1
@@ -485,18 +499,18 @@ def test_gradients_share_a_copy(beside, below, parts, large, monkeypatch):
     assert len(shared) == 1
 
 
-@pytest.mark.parametrize("large", [1, 2**30], ids=["large", "not large"])
-def test_other_sizes_share_a_copy(large, faster, monkeypatch):
+@pytest.mark.parametrize("stay", [True, False], ids=["stays", "freed"])
+def test_other_sizes_share_a_copy(stay, faster, monkeypatch):
     expected = support.runs_of_other_sizes(lambda model: None)
-    monkeypatch.setattr(onednn_over_steps, "LARGE", large)
+    results_stay(monkeypatch, stay)
     found = support.runs_of_other_sizes(support.Optimised(GRADIENTS, even_if_slower=False))
     support.assert_same(found, expected)
 
 
 @pytest.mark.parametrize("way", [IN_BLOCKS, TRANSPOSED, ROWS_TRANSPOSED])
 @pytest.mark.parametrize("convolved", [2, 3])
-@pytest.mark.parametrize("large", [1, 2**30], ids=["large", "not large"])
-def test_a_convolved_gradient_and_another_share_a_copy(convolved, way, large, faster, monkeypatch):
+@pytest.mark.parametrize("stay", [True, False], ids=["stays", "freed"])
+def test_a_convolved_gradient_and_another_share_a_copy(convolved, way, stay, faster, monkeypatch):
     """The first or the second, by its number of results; it leaves the copy in the shape in which it has found it."""
     if not CONVOLVES:
         return
@@ -505,13 +519,14 @@ def test_a_convolved_gradient_and_another_share_a_copy(convolved, way, large, fa
         return Layout(size.inner, size.outer, convolved=way if size.results == convolved else None)
 
     monkeypatch.setattr(products_over_steps, "fastest", fastest)
-    monkeypatch.setattr(onednn_over_steps, "LARGE", large)
+    results_stay(monkeypatch, stay)
     copied, shared = shared_copies()
     assert len(copied) == 1 and len(shared) == 1
 
 
-def test_a_shared_copy_is_freed(faster):
+def test_a_shared_copy_is_freed(faster, monkeypatch):
     """By the gradient that needs it last."""
+    results_stay(monkeypatch, False)
     model, _ = support.lstm()
     optimize(model, GRADIENTS)
     _, (blob,) = copies(model.net)

@@ -13,11 +13,14 @@ parts of the columns of X and W:
 
 Or all of it is had from convolutions, and so are products; see `onednn_convolutions.py`.
 
-What a loop's products have in common with oneDNN, Y or dY, stays there if it is large: memory of that size comes from
-the system, and its pages cost more than the copy into them. Two gradients with one dY may share its copy.
+What a loop's products have in common with oneDNN, Y or dY, stays there, unless it is much and glibc's malloc may hold
+on to it once it is freed. What is large it gets from the system each time. Of what is little it gives the end of the
+heap back, where that is more than twice the largest piece that came from the system so far: dY, what oneDNN makes of
+it, and what else is freed with them may be so much, by what the process did before. Pages that are new cost more than
+what is copied into them. Two gradients with one dY may share its copy.
 
 Source: caffe2/ideep/operators/fully_connected_op.cc, and brgemm_bwd_w among oneDNN's inner products; M_MMAP_THRESHOLD
-of glibc's mallopt.
+and M_TRIM_THRESHOLD of glibc's mallopt.
 """
 
 from typing import List, NamedTuple, Optional, Sequence
@@ -39,8 +42,9 @@ NARROWEST = 128
 RESULTS = ("of_weights", "of_bias", "of_rows")
 # To Slice, the end of a dimension.
 ALL = -1
-# Bytes from which on glibc's malloc always gives memory back to the system.
-LARGE = 32 * 2**20
+# Bytes up to which memory that stays is little beside what else the loop has, and those from which on glibc's malloc
+# always gives memory back to the system.
+LITTLE, LARGE = 16 * 2**20, 32 * 2**20
 FLOAT = 4
 
 Operators = List[caffe2_pb2.OperatorDef]
@@ -134,9 +138,10 @@ def to_share(loop: Loop, operator: caffe2_pb2.OperatorDef, layout: Layout, rows:
 
 
 def _stays(kind: str, layout: Layout, rows: Optional[int]) -> bool:
-    """Whether Y or dY stays in oneDNN's memory: what is large, and not in blocks, as the result of a convolution is."""
+    """Whether Y or dY stays in oneDNN's memory: not what is in blocks, as the result of a convolution is."""
     in_blocks = kind == PRODUCT and layout.convolved == onednn_convolutions.IN_BLOCKS
-    return (rows or 0) * layout.outer * FLOAT >= LARGE and not in_blocks
+    size = (rows or 0) * layout.outer * FLOAT
+    return bool(size) and not LITTLE < size < LARGE and not in_blocks
 
 
 def _results(emitter: Emitter, kind: str, layout: Layout, stays: bool) -> str:
