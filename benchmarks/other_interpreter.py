@@ -39,7 +39,7 @@ LONGEST_LINE = 200  # of an error
 TORCH_GATES = (0, 1, 3, 2)
 ONNX_GATES = (0, 2, 1, 3)
 
-# Of what is timed, so much runs before, off the clock: all of it once, unless that takes so many seconds.
+# Of what is timed, so much runs before, off the clock, and once at least, unless that takes so many seconds.
 WARMING_UP = 0.25
 WARM_BY_ITSELF = 0.1
 CALM = 0.005
@@ -282,8 +282,7 @@ class Server:
     """Answers requests; see the module."""
 
     def __init__(self, kind: str) -> None:
-        self._kind, self._layer = KINDS[kind], None  # type: Any, Any
-        self._timed: Callable[[int], float] = clocked(lambda repeats: None)
+        self._kind, self._layer, self._timed = KINDS[kind], None, None  # type: Any, Any, Any
 
     def answer(self, request: Request) -> Dict[str, Any]:
         answers = {"hello": self._hello, "prepare": self._prepare, "run": self._run, "results": self._results}
@@ -294,7 +293,7 @@ class Server:
 
     def _prepare(self, request: Request) -> Dict[str, Any]:
         # Let go of the last one before the next one needs the memory.
-        self._layer, self._timed = None, clocked(lambda repeats: None)
+        self._layer = self._timed = None
         self._kind.set_threads(request["threads"])
         self._layer = self._kind(
             request["shape"], request["training"], read_values(request["values"], request["shape"])

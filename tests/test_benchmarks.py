@@ -926,6 +926,12 @@ def test_the_other_end_answers_errors_and_goes_on(tmp_path):
     ]
 
 
+def test_nothing_is_timed_before_it_is_prepared():
+    answers = io.StringIO()
+    other_interpreter.serve(other_interpreter.Server("torch"), ['{"do": "run", "repeats": 1}'], answers)
+    assert json.loads(answers.getvalue()) == {"error": "TypeError: 'NoneType' object is not callable"}
+
+
 # ----------------------------------------------------------------------------------------------------------- whole runs
 
 
