@@ -62,6 +62,7 @@ WITH_FACTORS = [OPTIONS[name] for name in ("no lengths", "lengths", "zeros past 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
 def test_values_and_gradients(form, options, rules, multiplies, monkeypatch):
     monkeypatch.setattr(vectorised, "aten_multiplies_faster", lambda elements: multiplies)
+    monkeypatch.setattr(vectorised, "sum_of_three_is_faster", lambda elements: not multiplies)
     expected = support.run(*support.lstm(**options))
     workspace.ResetWorkspace()
     model, blobs = support.lstm(**options)
@@ -191,6 +192,20 @@ def test_forms_are_tried(trains):
     assert all(seconds.step > 0 for seconds in found.values())
 
 
+@pytest.mark.parametrize("is_faster", [True, False])
+def test_the_candidate_as_a_sum(is_faster, monkeypatch):
+    """Twice the sigmoid and -1; where the number of elements is not known it is ATen's."""
+    monkeypatch.setattr(lstm_unit, "_form", lambda *_: BySigmoid)
+    monkeypatch.setattr(vectorised, "sum_of_three_is_faster", lambda elements: is_faster)
+    model, _ = support.lstm()
+    optimize(model, [RULE], even_if_slower=True)
+    (making,) = [operator for operator in support.step(model.net).op if re.fullmatch("layer/cell_t_g(_shared|_keep)?", operator.output[0])]
+    assert making.type == ("Sum" if is_faster else "ATen")
+    assert (making.input[-1] == "layer/lstm_minus_ones") == is_faster
+    assert any("lstm_minus_one" in operator.output[0] for operator in model.net.Proto().op)
+    assert not vectorised.prefers_sum_of_three(None)
+
+
 @pytest.mark.parametrize("options, there", [(OPTIONS["forward only"], False), (OPTIONS["no lengths"], True)], ids=str)
 @pytest.mark.parametrize("multiplies", [True, False], ids=["ATen's products", "Caffe2's products"])
 def test_gates_are_not_opened(options, there, multiplies, monkeypatch):
@@ -211,6 +226,7 @@ def test_gates_are_not_opened(options, there, multiplies, monkeypatch):
 def test_the_candidate_is_not_there(options, there, monkeypatch):
     """Where no backward step asks for its factors."""
     monkeypatch.setattr(lstm_unit, "_form", lambda *_: WithoutCandidate)
+    monkeypatch.setattr(vectorised, "sum_of_three_is_faster", lambda elements: False)
     model, _ = support.lstm(**options)
     optimize(model, [RULE], even_if_slower=True)
     assert ("add" in kinds(model.net), "weightedsum" in kinds(model.net)) == (there, not there)

@@ -94,6 +94,27 @@ def test_what_a_trial_says_of_products(atens, own, faster, monkeypatch):
     assert vectorised.aten_multiplies_faster.__wrapped__(7) is faster
 
 
+@pytest.mark.parametrize("atens, own, faster", [(1.2, 1.0, True), (1.05, 1.0, False), (1.0, 2.0, False)])
+def test_what_a_trial_says_of_sums_of_three(atens, own, faster, monkeypatch):
+    """In a step, a little less is nothing gained."""
+
+    def seconds(subject):
+        operators, shapes, once = subject[:3]
+        assert once == ()
+        operator, *others = operators
+        assert shapes == {"Sum": {"x": (7,), "z": (7,)}, "ATen": {"one": (1,), "x": (7,)}}[operator.type]
+        assert others == (vectorised.IN_A_ROW - 1) * [operator]
+        return Seconds(0.0, atens if operator.type == "ATen" else own)
+
+    make_up_clock(monkeypatch, seconds)
+    assert vectorised.sum_of_three_is_faster.__wrapped__(7) is faster
+
+
+def test_both_sums_run():
+    with leaving_no_trace():
+        assert vectorised.sum_of_three_is_faster.__wrapped__(50) in (True, False)
+
+
 def test_a_product_of_unknown_size_is_caffe2s(monkeypatch):
     monkeypatch.setattr(vectorised, "aten_multiplies_faster", lambda elements: True)
     loop = trial.lone_loop(["x", "y"])

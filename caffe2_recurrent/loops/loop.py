@@ -210,6 +210,16 @@ class Loop:
         self.add_reference(zeros)
         return zeros
 
+    def add_shape_of_rows(self, size: int) -> str:
+        """An outer blob that says `[1, N, size]`."""
+        one = self.add_before("GivenTensorInt64Fill", [], "one", shape=[1], values=[1])
+        width = self.add_before("GivenTensorInt64Fill", [], "columns", shape=[1], values=[size])
+        return self.add_columns([one, self.add_number_of_rows(), width], "shape_of_rows")
+
+    def add_number_of_rows(self) -> str:
+        """An outer blob `[1]` that says N."""
+        return self.add_before("Shape", self.inputs[:1], "rows_of_filters", axes=[1])
+
     def replace_first_sequence(
         self, new: str, inner: str, source: Optional[caffe2_pb2.OperatorDef] = None, like: Optional[str] = None
     ) -> None:

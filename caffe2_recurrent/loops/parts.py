@@ -37,16 +37,39 @@ class State(NamedTuple):
     outer_initial: str
 
 
+class StateGradient(NamedTuple):
+    """The gradient of a state `[T + 1, N, D]`. `incoming` and `outgoing` are what a backward step calls those of the
+    new and of the old state, `of_all` and `of_last` the gradients from outside of all values and of the last one.
+    """
+
+    outer: str
+    of_initial: str
+    incoming: str
+    outgoing: str
+    of_all: Optional[str]
+    of_last: Optional[str]
+
+
+class Carried(NamedTuple):
+    """The gradient of a state that no link shows: the outer blob that is `incoming` and `outgoing` has what the step
+    before has left there. `shape` is the outer blob of its shape, `[1, N, D]`.
+    """
+
+    of: StateGradient
+    shape: str
+
+
 class Turned(NamedTuple):
     """What a backward pass needs beside the backward step to be a loop of its own, see `backward_pass.py`: outer blobs.
 
     `last_step` is T - 1, `zeros` are initial gradients by the state. `memory` is to hold the gradient of the sequence,
-    unless the loop has it already.
+    unless the loop has it already. `carried` are the gradients of some states, by the state.
     """
 
     last_step: str
     zeros: Dict[str, str]
     memory: Optional[State]
+    carried: Dict[str, Carried]
 
 
 class RowBiases(NamedTuple):
@@ -107,13 +130,15 @@ class Known:
 
     `rows` are blobs of both steps that are `[1, N, k]`, and `columns` says k for some that steps compute. `overwritten`
     maps blobs of the step to backward blobs of the same shape that may take their memory. `of_shape` are outer blobs
-    for which only the shape of a sequence counts.
+    for which only the shape of a sequence counts. `outer_rows` are outer blobs `[1, N, k]`, with k: constants,
+    what steps carry, and results of oneDNN as who copies them finds them (`kept_filters.py`).
     """
 
     rows: Set[str] = field(default_factory=set)
     columns: Dict[str, int] = field(default_factory=dict)
     overwritten: Dict[str, str] = field(default_factory=dict)
     of_shape: Set[str] = field(default_factory=set)
+    outer_rows: Dict[str, int] = field(default_factory=dict)
 
 
 class Original(NamedTuple):

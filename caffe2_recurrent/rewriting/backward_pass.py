@@ -5,18 +5,19 @@
                                       outside added to those of the states;  the operators of the backward step
 
 The gradient of a state is a state of this loop: at first that of the last value, then what the step before has made of
-it. All else lies in outer blobs in the order of the forward pass.
+it. Where it is carried it is an outer blob that steps change. All else lies in outer blobs in the order of the forward
+pass.
 
 Source: RecurrentNetworkGradientOp and RNNApplyLinkOp in caffe2/operators/rnn/recurrent_network_op.h.
 """
 
-from typing import Dict, List, NamedTuple, Optional
+from typing import Dict, List, Optional, Tuple
 
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.backward.gradient_maker import POSITIONS
 from caffe2_recurrent.loops.loop import Loop
-from caffe2_recurrent.loops.parts import State
+from caffe2_recurrent.loops.parts import Carried, State, StateGradient
 from caffe2_recurrent.operator_arguments import STATES, integers, strings
 from caffe2_recurrent.operators import (
     BACKWARD_PASS_OF,
@@ -32,19 +33,6 @@ from caffe2_recurrent.rewriting.engine_blobs import is_of_engine
 from caffe2_recurrent.rewriting.products import kept_filters
 from caffe2_recurrent.rewriting.steps import dataflow
 from caffe2_recurrent.wiring import STEP_WORKSPACES, Alias, Link
-
-
-class StateGradient(NamedTuple):
-    """The gradient of a state `[T + 1, N, D]`. `incoming` and `outgoing` are what a backward step calls those of the
-    new and of the old state, `of_all` and `of_last` the gradients from outside of all values and of the last one.
-    """
-
-    outer: str
-    of_initial: str
-    incoming: str
-    outgoing: str
-    of_all: Optional[str]
-    of_last: Optional[str]
 
 
 def state_gradients(loop: Loop) -> Dict[str, StateGradient]:
@@ -83,15 +71,39 @@ def links(loop: Loop) -> List[Link]:
 
 def operators(loop: Loop) -> List[caffe2_pb2.OperatorDef]:
     """What takes the place of the gradient operator of a loop whose gradient is `turned`."""
-    of_states = state_gradients(loop)
-    last = {outer: loop.new_blob(of.outer + "_last") for outer, of in of_states.items()}
+    assert loop.gradient is not None and loop.gradient.turned is not None
+    carried = loop.gradient.turned.carried
+    of_states = {**state_gradients(loop), **{outer: found.of for outer, found in carried.items()}}
     seen = {outer: loop.new_blob(of.outer + "_seen") for outer, of in of_states.items() if of.of_all}
     made = [_like_states(loop, of_states[outer].of_all, outer, target) for outer, target in seen.items()]
-    made += _backward(loop, of_states, last, seen).around_forward()
+    shown, added = _shown(loop, of_states, seen)
+    step = _step(loop, shown, added)
+    # By the state, what holds its gradient before the first step.
+    last = {}
+    for outer, of in of_states.items():
+        if outer in carried:
+            last[outer] = kept_filters.result_itself(step, of.incoming) or of.incoming
+            made += _start(loop, carried[outer], last[outer])
+        else:
+            last[outer] = loop.new_blob(of.outer + "_last")
+    backward = _backward(loop, of_states, last, shown, step)
+    made += backward.around_forward()
     initial = {state.outer_states: state.outer_initial for state in loop.states}
     for outer, of in of_states.items():
-        made += of_initial_value(loop, of, last[outer], initial[outer])
+        ending = of_initial_value(loop, of, last[outer], initial[outer])
+        if outer in carried:
+            # The loop does not say that it writes to the blob.
+            ending[0].control_input.append(backward.outputs[0])
+        made += ending
     return made + loop.after_gradient
+
+
+def _start(loop: Loop, carried: Carried, blob: str) -> List[caffe2_pb2.OperatorDef]:
+    """What is in `blob` before the last step: nothing, or the gradient of the last value."""
+    made = [new_operator("ConstantFill", [carried.shape], [blob], loop.forward, input_as_shape=1, value=0.0)]
+    if carried.of.of_last is not None:
+        made.append(new_operator("Add", [blob, carried.of.of_last], [blob], loop.forward, broadcast=1))
+    return made
 
 
 def of_initial_value(loop: Loop, of: StateGradient, of_first: str, initial: str) -> List[caffe2_pb2.OperatorDef]:
@@ -118,18 +130,31 @@ def _like_states(loop: Loop, of_all: Optional[str], outer: str, target: str) -> 
     return new_operator(ATEN, inputs, [target], loop.forward, operator="view_as")
 
 
-def _backward(loop: Loop, of_states: Dict[str, StateGradient], last: Dict[str, str], seen: Dict[str, str]) -> Loop:
-    """The loop; `last` are what its last step passes on and `seen` the gradients from outside, by the state."""
+def _shown(loop: Loop, of_states: Dict[str, StateGradient], seen: Dict[str, str]) -> Tuple[List[Link], Dict[str, Link]]:
+    """The links that are operators of a step, and those of them to gradients from outside, `seen` by the state, by what
+    they are added to.
+    """
+    added = {of_states[outer].incoming: Link(loop.new_blob(blob + "_t"), blob, 0) for outer, blob in seen.items()}
+    return links(loop) + list(added.values()), added
+
+
+def _backward(
+    loop: Loop,
+    of_states: Dict[str, StateGradient],
+    last: Dict[str, str],
+    shown: List[Link],
+    step: List[caffe2_pb2.OperatorDef],
+) -> Loop:
+    """The loop over `step`; `last` are what its last step passes on, by the state."""
     gradient = loop.gradient
     assert gradient is not None and gradient.turned is not None
     turned = gradient.turned
-    states = [State(of.outer, of.of_last or turned.zeros[outer]) for outer, of in of_states.items()]
-    aliases = [Alias(of.outer, last[outer], -1) for outer, of in of_states.items()]
+    linked = {outer: of for outer, of in of_states.items() if outer not in turned.carried}
+    states = [State(of.outer, of.of_last or turned.zeros[outer]) for outer, of in linked.items()]
+    aliases = [Alias(of.outer, last[outer], -1) for outer, of in linked.items()]
     if turned.memory is not None:
         states.append(turned.memory)
         aliases.append(Alias(turned.memory.outer_states, gradient.sequence, 1))
-    added = {of_states[outer].incoming: Link(loop.new_blob(blob + "_t"), blob, 0) for outer, blob in seen.items()}
-    shown = links(loop) + list(added.values())
     net = caffe2_pb2.NetDef()
     net.CopyFrom(gradient.net)
     net.external_input.extend(sorted({link.outer for link in shown} - set(net.external_input)))
@@ -137,13 +162,13 @@ def _backward(loop: Loop, of_states: Dict[str, StateGradient], last: Dict[str, s
     # does not know.
     arguments = {"timestep": loop.timestep, BACKWARD_PASS_OF: loop.workspaces}
     state_links = [
-        link for of in of_states.values() for link in (Link(of.incoming, of.outer, 0), Link(of.outgoing, of.outer, 1))
+        link for of in linked.values() for link in (Link(of.incoming, of.outer, 0), Link(of.outgoing, of.outer, 1))
     ]
     made = Loop(
         name=gradient.sequence,
         forward=new_operator(OPERATOR, [], [], loop.forward, **arguments),
         net=net,
-        operators=kept_filters.in_place(_step(loop, shown, added), {link.inner for link in [*shown, *state_links]}),
+        operators=kept_filters.in_place(step, {link.inner for link in [*shown, *state_links]}),
         inputs=[loop.inputs[0]],
         outputs=list(dict.fromkeys([gradient.sequence, *(alias.outer_output for alias in aliases), *gradient.others])),
         states=states,
@@ -165,19 +190,24 @@ def _backward(loop: Loop, of_states: Dict[str, StateGradient], last: Dict[str, s
         if blob in there:
             # It has been made before: a net that frees what nothing reads any more has to know.
             made.add_reference(blob)
-    for outer in seen:
-        # It is read as a view; who writes to its memory by its own name has to wait.
-        made.add_reference(str(of_states[outer].of_all))
+    for of in of_states.values():
+        if of.of_all is not None:
+            # It is read as a view; who writes to its memory by its own name has to wait.
+            made.add_reference(of.of_all)
+    for outer in turned.carried:
+        made.add_reference(last[outer])
     made.outputs.append(kept_filters.backward_workspaces(loop) or loop.new_blob("gradient_" + STEP_WORKSPACES))
     return made
 
 
 def _shared(loop: Loop) -> List[str]:
     """What backward steps share, as they do in a RecurrentNetworkGradient: all that they write, unless it is linked."""
-    assert loop.gradient is not None
+    assert loop.gradient is not None and loop.gradient.turned is not None
+    turned = loop.gradient.turned
     written = dict.fromkeys(blob for operator in loop.gradient.operators for blob in operator.output)
     linked = {link.inner for link in loop.all_links}
-    own = [blob for blob in written if blob not in linked and blob not in loop.inputs]
+    carried = {found.of.incoming for found in turned.carried.values()}
+    own = [blob for blob in written if blob not in linked | carried and blob not in loop.inputs]
     return own + list(filter(is_of_engine, loop.shared))
 
 

@@ -199,14 +199,25 @@ class BySigmoid(Form):
     def _make_constants(self, forget_bias: float) -> None:
         self.scale = self._columns("lstm_scale", 1.0, 1.0, 1.0, 2.0)
         self.shift = self._columns("lstm_shift", 0.0, forget_bias, 0.0, 0.0)
-        self._minus_one = self._single("lstm_minus_one", -1.0)
 
     def opened(self, emitter: Emitter, scaled: str) -> Opened:
         return self.opened_again(emitter, self._activated(emitter, vectorised.SIGMOID, scaled))
 
     def opened_again(self, emitter: Emitter, kept: str) -> Opened:
         i, f, o, half = emitter.split(kept, ("i", "f", "o", "half_g"), FEATURES)
-        return Opened(kept, i, f, o, emitter.aten("add", [self._minus_one, half], "g", alpha=2.0))
+        if vectorised.prefers_sum_of_three(self._elements):
+            return Opened(kept, i, f, o, emitter.new("Sum", [half, half, self._minus_ones()], "g"))
+        return Opened(kept, i, f, o, emitter.aten("add", [self._minus_one(), half], "g", alpha=2.0))
+
+    def _minus_one(self) -> str:
+        return self._single("lstm_minus_one", -1.0)
+
+    def _minus_ones(self) -> str:
+        """As many as a state has numbers."""
+        shape = self._loop.add_shape_of_rows(self._size)
+        ones = self._loop.add_before("ConstantFill", [shape], "lstm_minus_ones", input_as_shape=1, value=-1.0)
+        self._loop.known.outer_rows[ones] = self._size
+        return self._outer(ones)
 
     def gate_factors(self, emitter: Emitter, opened: Opened, cell_prev: str, bounded: str) -> str:
         of_candidate = emitter.new("Scale", [opened.input], "i_times_4", scale=4.0)
@@ -223,13 +234,14 @@ class WithoutCandidate(BySigmoid):
     def _make_constants(self, forget_bias: float) -> None:
         super()._make_constants(forget_bias)
         self._one, self._two = self._single("lstm_one", 1.0), self._single("lstm_two", 2.0)
+        self._subtracted = self._minus_one()
 
     def opened(self, emitter: Emitter, scaled: str) -> Opened:
         squashed = self._activated(emitter, vectorised.SIGMOID, scaled)
         return Opened(squashed, *emitter.split(squashed, ("i", "f", "o", "half_g"), FEATURES))
 
     def _emit_sum(self, emitter: Emitter, opened: Opened, kept: str, added: str, cell: str) -> None:
-        terms = [kept, self._one, added, self._two, opened.input, self._minus_one]
+        terms = [kept, self._one, added, self._two, opened.input, self._subtracted]
         emitter.add("WeightedSum", terms, cell)
 
 

@@ -12,6 +12,7 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loops.sizes import Shape
 from caffe2_recurrent.operator_arguments import set_arguments
+from caffe2_recurrent.operators import SUM
 from caffe2_recurrent.rewriting.emit import ATEN, Emitter, aten_is_missing
 from caffe2_recurrent.rewriting.trials import trial
 from caffe2_recurrent.rewriting.trials.timing import Subject
@@ -51,6 +52,27 @@ def prefers_atens_product(elements: Optional[int]) -> bool:
 def aten_multiplies_faster(elements: int) -> bool:
     shapes: Dict[str, Shape] = {"x": (elements,), "z": (elements,)}
     return _atens_is_faster(caffe2_pb2.OperatorDef(type=MULTIPLY), aten_name(MULTIPLY), shapes, GAIN, IN_A_ROW)
+
+
+def prefers_sum_of_three(elements: Optional[int]) -> bool:
+    return elements is not None and sum_of_three_is_faster(elements)
+
+
+@trial.remembered
+def sum_of_three_is_faster(elements: int) -> bool:
+    """Whether Caffe2's Sum of a blob, the same once more and a third one is faster than to have ATen add twice the blob
+    to one number: that is one pass, but takes longer to begin with.
+    """
+    shapes: Dict[str, Shape] = {"x": (elements,), "z": (elements,), "one": (1,)}
+    own = caffe2_pb2.OperatorDef(type=SUM, input=["x", "x", "z"], output=["y"])
+    atens = caffe2_pb2.OperatorDef(type=ATEN, input=["one", "x"], output=["y"])
+    set_arguments(atens, {"operator": aten_name(ADD), "alpha": 2.0})
+    candidates = {
+        found.type: functools.partial(Subject, IN_A_ROW * [found], {blob: shapes[blob] for blob in found.input})
+        for found in (atens, own)
+    }
+    found = trial.in_turn(candidates)
+    return bool(GAIN * found[SUM].step < found[ATEN].step)
 
 
 @trial.remembered

@@ -11,14 +11,9 @@ def like_filters(loop: Loop, product: Product) -> str:
     key = ("like filters", product.inner)
     if key not in loop.made:
         rest = loop.add_before("GivenTensorInt64Fill", [], "filter", shape=[3], values=[product.inner, 1, 1])
-        shape = loop.add_columns([number_of_rows(loop), rest], "shape_of_filters")
+        shape = loop.add_columns([loop.add_number_of_rows(), rest], "shape_of_filters")
         loop.made[key] = loop.add_before("ConstantFill", [shape], "like_filters", input_as_shape=1, value=0.0)
     return loop.made[key]
-
-
-def number_of_rows(loop: Loop) -> str:
-    """An outer blob `[N]`."""
-    return loop.add_before("Shape", loop.inputs[:1], "rows_of_filters", axes=[1])
 
 
 def result_of_convolution(emitter: Emitter, loop: Loop, product: Product) -> str:

@@ -44,7 +44,6 @@ from caffe2_recurrent.operators import SUM, copied, is_on_onednn, new_operator
 from caffe2_recurrent.rewriting import kept_results
 from caffe2_recurrent.rewriting.emit import Emitter
 from caffe2_recurrent.rewriting.products import onednn, onednn_copies, onednn_tensors, thread_numbers
-from caffe2_recurrent.rewriting.products.convolved import number_of_rows
 from caffe2_recurrent.rewriting.products.onednn_tensors import shown
 from caffe2_recurrent.rewriting.products.product import Product
 from caffe2_recurrent.rewriting.same_weights import EQUAL
@@ -74,6 +73,7 @@ def emit(emitter: Emitter, loop: Loop, product: Product) -> None:
     # Together with what is read: who cuts out of a net what makes its outputs leaves out what nothing reads.
     in_front.add("ConstantFill", [], workspaces, shape=[1], value=0.0)
     made = [rows, results, shown(rows), shown(results), workspaces]
+    loop.known.outer_rows[results] = product.outer
     position = len(loop.before)
     inputs = [rows, _filters(loop, product, in_front, made)]
     loop.before[position:position] = _when_other_rows(loop, seen, in_front, made)
@@ -177,6 +177,40 @@ def in_place(
     return made
 
 
+def result_itself(operators: Operators, blob: str) -> Optional[str]:
+    """Let a step that finds in `blob` what the step before has left there find it where a product has left it.
+
+    That is done where `blob` is a copy of the product's result, at most added to, and no more needed when the product
+    is computed: `operators` are changed, and the blob that holds it now is given. Otherwise it is None.
+    """
+    touching = [index for index, operator in enumerate(operators) if blob in (*operator.input, *operator.output)]
+    copying = [index for index in touching if operators[index].type == onednn.FROM]
+    if len(copying) != 1:
+        return None
+    results = operators[copying[0]].input[0]
+    making = [index for index, operator in enumerate(operators) if results in operator.output]
+    reading = [index for index, operator in enumerate(operators) if results in operator.input and index not in making]
+    others = [index for index in touching if index not in copying]
+    if (
+        not making
+        or not keeps_filters(operators[making[0]])
+        or reading != copying
+        or any(making[0] <= index <= copying[0] for index in others)
+        or any(blob in operators[index].output and operators[index].type != SUM for index in others)
+    ):
+        return None
+    there = shown(results)
+    for index in others:
+        dataflow.rename(operators[index], blob, there)
+        # Nets that run operators side by side would not know otherwise what has to wait.
+        if index > copying[0]:
+            operators[index].control_input.append(results)
+        elif operators[index].output[0] not in operators[making[0]].control_input:
+            operators[making[0]].control_input.append(operators[index].output[0])
+    del operators[copying[0]]
+    return there
+
+
 def _make_rows_there(operators: Operators, there: str, needed: Collection[str]) -> None:
     """Where rows are nothing but put beside each other for the product, do that where it reads them."""
     (copying,) = (operator for operator in operators if there in operator.output)
@@ -213,7 +247,7 @@ def _when_other_rows(loop: Loop, seen: str, emitter: Emitter, made: Sequence[str
     operators = onednn.in_a_net(emitter.operators, made, loop)
     if not stay(loop):
         return operators
-    rows = number_of_rows(loop)
+    rows = loop.add_number_of_rows()
     return kept_results.when_changed(loop, {rows: EQUAL}, {rows: seen}, operators, made, core.DataType.INT64)
 
 

@@ -3,6 +3,7 @@
 from caffe2_recurrent.rewriting.rules.activations import Activations
 from caffe2_recurrent.rewriting.rules.backward_loop import BackwardLoop
 from caffe2_recurrent.rewriting.rules.broadcasts import Broadcasts
+from caffe2_recurrent.rewriting.rules.carried_states import CarriedStates
 from caffe2_recurrent.rewriting.rules.ended_sequences import EndedSequences
 from caffe2_recurrent.rewriting.rules.executor_threads import ExecutorThreads
 from caffe2_recurrent.rewriting.rules.forward_links import ForwardLinks
@@ -26,6 +27,7 @@ from caffe2_recurrent.rewriting.rules.sequence_bias import SequenceBias
 from caffe2_recurrent.rewriting.rules.sequence_gradient import SequenceGradient
 from caffe2_recurrent.rewriting.rules.sequence_in_place import SequenceInPlace
 from caffe2_recurrent.rewriting.rules.sequence_operators import SequenceOperators
+from caffe2_recurrent.rewriting.rules.slices_in_place import SlicesInPlace
 from caffe2_recurrent.rewriting.rules.transposed_weights import TransposedWeights
 from caffe2_recurrent.rewriting.rules.unchanged_weights import UnchangedWeights
 from caffe2_recurrent.rewriting.rules.unread_blobs import UnreadBlobs
@@ -66,6 +68,8 @@ RULES = (
     ForwardLinks(),
     ExecutorThreads(),
     BackwardLoop(),
+    SlicesInPlace(),
+    CarriedStates(),
     UnrolledSteps(),
     UnchangedWeights(),
 )

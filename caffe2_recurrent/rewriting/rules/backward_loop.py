@@ -76,7 +76,7 @@ class BackwardLoop(Rule):
         of_states = state_gradients(loop)
         initial = {state.outer_states: sizes.shape(state.outer_initial) or () for state in loop.states}
         zeros = {outer: loop.add_zeros(initial[outer][-1]) for outer, of in of_states.items() if not of.of_last}
-        gradient.turned = Turned(_last_step(loop), zeros, memory)
+        gradient.turned = Turned(_last_step(loop), zeros, memory, {})
 
 
 def _why_not_states(loop: Loop, sizes: Sizes) -> Optional[str]:

@@ -250,6 +250,8 @@ def _subject(form: Type[Form], size: int, batch: int, trains: bool) -> Subject:
     state: Shape = (1, batch, size)
     shapes: Dict[str, Shape] = {UNIT_OF_TRIAL.cell_prev: state, UNIT_OF_TRIAL.gates: (1, batch, len(GATES) * size)}
     loop = trial.lone_loop([*filter(None, UNIT_OF_TRIAL), *GRADIENT_OF_TRIAL])
+    # What is made for so many sequences is made before.
+    shapes[loop.inputs[0]] = state
     emitter = Emitter(loop, loop.forward, UNIT_OF_TRIAL.cell)
     made = make_form(form, loop, size, batch * size, 0.0, trains)
     _emit_both_steps(emitter, UNIT_OF_TRIAL, made, emit_gates(emitter, UNIT_OF_TRIAL, made), trains)

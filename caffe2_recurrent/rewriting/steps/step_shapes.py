@@ -9,7 +9,7 @@ from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.loops.parts import State
 from caffe2_recurrent.loops.sizes import Shape, Sizes
 from caffe2_recurrent.operator_arguments import string
-from caffe2_recurrent.operators import copied, gradient_name
+from caffe2_recurrent.operators import FROM_ONEDNN, copied, gradient_name
 from caffe2_recurrent.rewriting.emit import ATEN
 from caffe2_recurrent.rewriting.steps.rows import (
     ALONG_FEATURES,
@@ -45,13 +45,14 @@ def shapes_before(loop: Loop, sizes: Sizes, operators: Sequence[caffe2_pb2.Opera
     They change on the way: operators may work in place, and what is written to a slice need not be shaped like it.
     """
     outer = sizes.made_by(loop.before)
-    slices = _slices(loop, sizes.batch(loop), outer, loop.links)
+    rows = _rows(loop, sizes.batch(loop))
+    slices = {**_slices(loop, sizes.batch(loop), outer, loop.links), **rows}
     found = {**outer, **slices}
     if operators is loop.operators:
         return _after(operators[:position], found, slices)
     assert loop.gradient is not None
     found = _after(loop.operators, found, slices)
-    slices = _slices(loop, sizes.batch(loop), outer, loop.gradient.backward_links)
+    slices = {**_slices(loop, sizes.batch(loop), outer, loop.gradient.backward_links), **rows}
     return _after(operators[:position], {**found, **slices}, slices)
 
 
@@ -59,11 +60,12 @@ def shapes_written(loop: Loop, sizes: Sizes) -> Shapes:
     """Those of what both steps have written in the end, slices among it as its last operator has left them."""
     outer = sizes.made_by(loop.before)
     batch = sizes.batch(loop)
-    found = _after(loop.operators, {**outer, **_slices(loop, batch, outer, loop.links)}, {})
+    rows = _rows(loop, batch)
+    found = _after(loop.operators, {**outer, **rows, **_slices(loop, batch, outer, loop.links)}, rows)
     if loop.gradient is None:
         return found
     slices = _slices(loop, batch, outer, loop.gradient.backward_links)
-    return _after(loop.gradient.operators, {**found, **slices}, {})
+    return _after(loop.gradient.operators, {**found, **slices}, rows)
 
 
 def columns(loop: Loop, sizes: Sizes) -> Dict[str, int]:
@@ -101,12 +103,17 @@ def _slices(loop: Loop, batch: Optional[int], outer: Mapping[str, Shape], links:
     return found
 
 
+def _rows(loop: Loop, batch: Optional[int]) -> Shapes:
+    return {} if batch is None else {blob: (1, batch, k) for blob, k in loop.known.outer_rows.items()}
+
+
 def _names_of(state: State) -> Sequence[str]:
     # The engine calls the gradient of a state so.
     return state.outer_states, gradient_name(state.outer_states)
 
 
 def _after(operators: Sequence[caffe2_pb2.OperatorDef], known: Mapping[str, Shape], slices: Shapes) -> Shapes:
+    """Behind `operators`; what these write to `slices` in a way that is not known leaves their shape."""
     found = dict(known)
     for operator in operators:
         inputs = {blob: found[blob] for blob in operator.input if blob in found}
@@ -121,6 +128,9 @@ def _after(operators: Sequence[caffe2_pb2.OperatorDef], known: Mapping[str, Shap
 
 
 def _made(operator: caffe2_pb2.OperatorDef, inputs: Shapes) -> Shapes:
+    if operator.type == FROM_ONEDNN:
+        shape = inputs.get(operator.input[0], ())
+        return {operator.output[0]: shape} if len(shape) == DIMENSIONS else {}
     if operator.type in LIKE_THEIR_INPUTS:
         return {blob: inputs[of] for blob, of in zip(operator.output, operator.input) if of in inputs}
     if operator.type == ATEN and string(operator, "operator", "") in BROADCASTING:
