@@ -24,8 +24,6 @@ SHOWING = frozenset(["Alias", "AliasWithName"])
 # notice: a loop that is the backward pass of another one has that one's step workspaces in it.
 LINK = "rnn_internal_apply_link"
 BACKWARD_PASS_OF = "backward_pass_of"
-# What brings a tensor of oneDNN's, which Caffe2 calls IDEEP, to the CPU.
-FROM_ONEDNN = "CopyIDEEPToCPU"
 
 
 def is_backward_of(operator: caffe2_pb2.OperatorDef, forward: caffe2_pb2.OperatorDef) -> bool:

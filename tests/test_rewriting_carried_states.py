@@ -16,9 +16,12 @@ from caffe2_recurrent.loops.reading import read_loops
 from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.operators import LINK
 from caffe2_recurrent.rewriting import backward_pass
-from caffe2_recurrent.rewriting.products import kept_filters, onednn
+from caffe2_recurrent.rewriting.products import kept_filters, nnpack, onednn
+from caffe2_recurrent.rewriting.products.product_ways import NNPACK
+from caffe2_recurrent.rewriting.rules import backward_loop
 from caffe2_recurrent.rewriting.steps import in_place
 from cells import CELLS
+from onednn_support import force, promise_constant_threads
 from test_random_step_nets import seeds
 from test_rewriting_backward_loop import feed_parameters, kept_in_steps
 from test_rewriting_random import assert_step_net_right, chosen_rules
@@ -29,6 +32,8 @@ STATES, SLICES = "carried_states", "slices_in_place"
 # What has to be out of the loop before.
 ALONE = ["parameter_gradients", "backward_loop", STATES, SLICES]
 OF_LSTM = ["parameter_gradients", "lstm_unit", "zero_gradients", "gradient_buffer", "backward_loop", STATES, SLICES]
+# Where this Caffe2's oneDNN does not do as it should there are none; most tests take it so.
+FILTERS_STAY = kept_filters.are_right(4, 16)
 LENGTHS = pytest.mark.parametrize("lengths", [False, True], ids=["no lengths", "lengths"])
 
 
@@ -316,6 +321,30 @@ def test_the_engine_runs_in_place_what_is_said_to_run_so(kind):
 
 
 # ---------------------------------------------------------------------------------------------------- results of oneDNN
+
+
+@pytest.mark.parametrize("way", [onednn.INNER_PRODUCT, onednn.CONVOLUTION, NNPACK, kept_filters.KEPT_FILTERS])
+def test_states_behind_products_that_another_library_makes(way, monkeypatch):
+    """Of the shape of these Caffe2 says nothing."""
+    is_there = not nnpack.is_missing() if way == NNPACK else not onednn.is_missing()
+    if way == kept_filters.KEPT_FILTERS:
+        monkeypatch.setattr(backward_loop, "FEWEST_OPERATORS", 0)
+        is_there = FILTERS_STAY
+    promise_constant_threads(monkeypatch)
+    if is_there:
+        force(monkeypatch, way)
+    rules = [*OF_LSTM[:-3], "packed_products", *OF_LSTM[-3:]]
+    model, blobs = support.lstm()
+    expected = support.run(model, blobs)
+    report = optimize(model, rules, even_if_slower=True)
+    assert report.counts[STATES] == 2 and (report.counts["packed_products"] or not is_there), report
+    workspace.CreateNet(model.net)
+    for _ in range(2):
+        workspace.RunNet(model.net)
+        support.assert_same(support.values(blobs), expected)
+    copies = [operator for operator in backward(model.net).operators if operator.type == "Copy"]
+    # Rows to the product, and no result from there.
+    assert len(copies) == 1 or way != kept_filters.KEPT_FILTERS or not is_there
 
 
 def step(*operators):

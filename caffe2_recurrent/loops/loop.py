@@ -218,7 +218,9 @@ class Loop:
 
     def add_number_of_rows(self) -> str:
         """An outer blob `[1]` that says N."""
-        return self.add_before("Shape", self.inputs[:1], "rows_of_filters", axes=[1])
+        number = self.add_before("Shape", self.inputs[:1], "number_of_rows", axes=[1])
+        self.known.of_shape.add(number)
+        return number
 
     def replace_first_sequence(
         self, new: str, inner: str, source: Optional[caffe2_pb2.OperatorDef] = None, like: Optional[str] = None

@@ -130,15 +130,15 @@ class Known:
 
     `rows` are blobs of both steps that are `[1, N, k]`, and `columns` says k for some that steps compute. `overwritten`
     maps blobs of the step to backward blobs of the same shape that may take their memory. `of_shape` are outer blobs
-    for which only the shape of a sequence counts. `outer_rows` are outer blobs `[1, N, k]`, with k: constants,
-    what steps carry, and results of oneDNN as who copies them finds them (`kept_filters.py`).
+    for which only the shape of a sequence counts. `always_rows` are blobs `[1, N, k]`, with k, of whose shape
+    the operators that write them do not tell: constants outside, what steps carry, products by oneDNN.
     """
 
     rows: Set[str] = field(default_factory=set)
     columns: Dict[str, int] = field(default_factory=dict)
     overwritten: Dict[str, str] = field(default_factory=dict)
     of_shape: Set[str] = field(default_factory=set)
-    outer_rows: Dict[str, int] = field(default_factory=dict)
+    always_rows: Dict[str, int] = field(default_factory=dict)
 
 
 class Original(NamedTuple):

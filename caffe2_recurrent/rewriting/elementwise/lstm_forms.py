@@ -216,7 +216,7 @@ class BySigmoid(Form):
         """As many as a state has numbers."""
         shape = self._loop.add_shape_of_rows(self._size)
         ones = self._loop.add_before("ConstantFill", [shape], "lstm_minus_ones", input_as_shape=1, value=-1.0)
-        self._loop.known.outer_rows[ones] = self._size
+        self._loop.known.always_rows[ones] = self._size
         return self._outer(ones)
 
     def gate_factors(self, emitter: Emitter, opened: Opened, cell_prev: str, bounded: str) -> str:

@@ -73,7 +73,6 @@ def emit(emitter: Emitter, loop: Loop, product: Product) -> None:
     # Together with what is read: who cuts out of a net what makes its outputs leaves out what nothing reads.
     in_front.add("ConstantFill", [], workspaces, shape=[1], value=0.0)
     made = [rows, results, shown(rows), shown(results), workspaces]
-    loop.known.outer_rows[results] = product.outer
     position = len(loop.before)
     inputs = [rows, _filters(loop, product, in_front, made)]
     loop.before[position:position] = _when_other_rows(loop, seen, in_front, made)

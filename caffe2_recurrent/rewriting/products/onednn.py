@@ -21,7 +21,7 @@ from caffe2.python import core, workspace
 
 from caffe2_recurrent import openmp_settings
 from caffe2_recurrent.loops.loop import Loop
-from caffe2_recurrent.operators import FROM_ONEDNN, new_operator, read_before_written
+from caffe2_recurrent.operators import new_operator, read_before_written
 from caffe2_recurrent.rewriting.elementwise import only_floats
 from caffe2_recurrent.rewriting.emit import Emitter
 from caffe2_recurrent.rewriting.engine_blobs import ON_CPU
@@ -32,7 +32,7 @@ from caffe2_recurrent.scratch_workspace import scratch_workspace
 
 INNER_PRODUCT, CONVOLUTION = "inner product", "convolution"
 WAYS = (INNER_PRODUCT, CONVOLUTION)
-TO, FROM = "CopyCPUToIDEEP", FROM_ONEDNN
+TO, FROM = "CopyCPUToIDEEP", "CopyIDEEPToCPU"
 CHANNELS_LAST = "NCHW2NHWC"
 FREE = "Free"
 WORKSPACE = "caffe2_recurrent_onednn"

@@ -44,9 +44,7 @@ class CarriedStates(Rule):
         if later or of.incoming in operators[first].output:
             return "'{}' is still needed when '{}' is there".format(of.incoming, of.outgoing)
         if not in_place.may_be(operators[first], of.incoming, of.outgoing) and of.incoming in operators[first].input:
-            return "{} does not write '{}' in the place of '{}'".format(
-                operators[first].type, of.outgoing, of.incoming
-            )
+            return "{} does not write '{}' in the place of '{}'".format(operators[first].type, of.outgoing, of.incoming)
         # To the engine the shape of what is written to a slice does not matter; to the next step it does.
         larger = sizes.when_larger()
         shape = step_shapes.shapes_written(loop, larger).get(of.outgoing, ())
@@ -65,6 +63,6 @@ class CarriedStates(Rule):
         gradient.net.external_output[:] = [name for name in gradient.net.external_output if name not in names]
         gradient.net.external_input[:] = [name for name in gradient.net.external_input if name not in names]
         gradient.backward_links[:] = [link for link in gradient.backward_links if link.outer != of.outer]
-        loop.known.outer_rows[blob] = size
+        loop.known.always_rows[blob] = size
         carried = of._replace(incoming=blob, outgoing=blob)
         gradient.turned.carried[outer] = Carried(carried, loop.add_shape_of_rows(size))

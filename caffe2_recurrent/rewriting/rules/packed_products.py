@@ -7,6 +7,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.loops.parts import Keeping
 from caffe2_recurrent.loops.sizes import Sizes
+from caffe2_recurrent.operators import SUM
 from caffe2_recurrent.rewriting import unchanged_weights
 from caffe2_recurrent.rewriting.products import kept_filters, product_ways, separate_rows, step_products
 from caffe2_recurrent.rewriting.products.product import Product
@@ -100,6 +101,10 @@ class PackedProducts(Rule):
         product = with_sum(way, loop, operators, position, with_sigmoid(way, loop, operators, position, product))
         emitter = product_ways.emit(way, loop, product, operator)
         operators[position : position + 1] = emitter.operators
+        result, own = product.sigmoid or product.output, set(map(id, emitter.operators))
+        writing = [other.type for other in operators if result in other.output and id(other) not in own]
+        if product.parts == 1 and all(kind == SUM for kind in writing):
+            loop.known.always_rows[result] = product.outer
         step_products.drop_transposed(loop, operator.input[1])
         # The steps share what is made on the way, like oneDNN's tensors; backward steps do with what they write.
         written = {blob for made in emitter.operators for blob in made.output}

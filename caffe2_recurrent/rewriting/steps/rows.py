@@ -35,7 +35,7 @@ def with_rows(loop: Loop, sizes: Sizes) -> Set[str]:
         return sizes.when_larger().made_by(loop.before)
 
     for operator in loop.operators:
-        outputs = _outputs_with_rows(operator, rows, set(loop.known.outer_rows), references, fixed)
+        outputs = _outputs_with_rows(operator, rows, set(loop.known.always_rows), references, fixed)
         rows.difference_update(operator.output)
         rows.update(outputs)
     return rows
@@ -50,12 +50,12 @@ def repeats(shape: Shape, rows: Shape) -> bool:
 def _outputs_with_rows(
     operator: caffe2_pb2.OperatorDef,
     rows: Set[str],
-    outer_rows: Set[str],
+    always_rows: Set[str],
     references: Set[str],
     shapes: Callable[[], Mapping[str, Shape]],
 ) -> List[str]:
     if operator.type in ELEMENTWISE:
-        found = (rows | outer_rows).issuperset(operator.input) and not rows.isdisjoint(operator.input)
+        found = (rows | always_rows).issuperset(operator.input) and not rows.isdisjoint(operator.input)
     elif operator.type in BINARY:
         others = {blob for blob in operator.input if blob not in rows}
         is_with_rows = len(others) < len(set(operator.input)) and references.issuperset(others)

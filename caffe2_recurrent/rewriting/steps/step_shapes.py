@@ -9,7 +9,7 @@ from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.loops.parts import State
 from caffe2_recurrent.loops.sizes import Shape, Sizes
 from caffe2_recurrent.operator_arguments import string
-from caffe2_recurrent.operators import FROM_ONEDNN, copied, gradient_name
+from caffe2_recurrent.operators import copied, gradient_name
 from caffe2_recurrent.rewriting.emit import ATEN
 from caffe2_recurrent.rewriting.steps.rows import (
     ALONG_FEATURES,
@@ -104,7 +104,7 @@ def _slices(loop: Loop, batch: Optional[int], outer: Mapping[str, Shape], links:
 
 
 def _rows(loop: Loop, batch: Optional[int]) -> Shapes:
-    return {} if batch is None else {blob: (1, batch, k) for blob, k in loop.known.outer_rows.items()}
+    return {} if batch is None else {blob: (1, batch, k) for blob, k in loop.known.always_rows.items()}
 
 
 def _names_of(state: State) -> Sequence[str]:
@@ -128,9 +128,6 @@ def _after(operators: Sequence[caffe2_pb2.OperatorDef], known: Mapping[str, Shap
 
 
 def _made(operator: caffe2_pb2.OperatorDef, inputs: Shapes) -> Shapes:
-    if operator.type == FROM_ONEDNN:
-        shape = inputs.get(operator.input[0], ())
-        return {operator.output[0]: shape} if len(shape) == DIMENSIONS else {}
     if operator.type in LIKE_THEIR_INPUTS:
         return {blob: inputs[of] for blob, of in zip(operator.output, operator.input) if of in inputs}
     if operator.type == ATEN and string(operator, "operator", "") in BROADCASTING:
