@@ -19,6 +19,7 @@ from caffe2_recurrent.loops.reading import read_loops
 from caffe2_recurrent.loops.selection import note_no_loops
 from caffe2_recurrent.nets import AnyNet, read_net
 from caffe2_recurrent.operator_arguments import integer
+from caffe2_recurrent.operators import LINK
 from caffe2_recurrent.problems import Problems, given, names
 from caffe2_recurrent.workspace_blobs import shape
 
@@ -113,7 +114,16 @@ def has_run(loop: Loop) -> bool:
 
 
 def steps_of_last_run(loop: Loop) -> int:
-    """T of a loop that has run, by the states: the sequence may have been fed anew since."""
+    """T of a loop that has run, by the states: the sequence may have been fed anew since.
+
+    A backward pass that has none sees the slices from 1 on of the memory of its sequence's gradient.
+    """
+    if not loop.states:
+        seen = [(made.input[1], integer(made, "offset", 0)) for made in loop.operators if made.type == LINK]
+        outer, offset = max([(loop.inputs[0], 0), *seen], key=lambda link: link[1])
+        slices = shape(outer)
+        assert slices is not None
+        return slices[0] - offset
     states, initial = (shape(outer) for outer in loop.states[0])
     assert states is not None
     return states[0] - (initial[0] if initial is not None and len(initial) == 3 else 1)

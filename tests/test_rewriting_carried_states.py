@@ -8,6 +8,7 @@ from caffe2.python.model_helper import ModelHelper
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import caffe2_recurrent
 import comparing
 import rewriting_support as support
 import step_nets
@@ -20,6 +21,7 @@ from caffe2_recurrent.rewriting.products import kept_filters, nnpack, onednn
 from caffe2_recurrent.rewriting.products.product_ways import NNPACK
 from caffe2_recurrent.rewriting.rules import backward_loop
 from caffe2_recurrent.rewriting.steps import in_place
+from caffe2_recurrent.step_workspaces import steps_of_last_run
 from cells import CELLS
 from onednn_support import force, promise_constant_threads
 from test_random_step_nets import seeds
@@ -392,3 +394,21 @@ def test_results_that_stay_by_themselves():
         before = [operator.SerializeToString() for operator in refused]
         assert kept_filters.result_itself(refused, "state") is None
         assert [operator.SerializeToString() for operator in refused] == before
+
+
+# --------------------------------------------------------------------------------------------------- what looks at them
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["with links", "without"])
+def test_how_many_steps_there_were(links):
+    """By what the loop has made: the sequence may have been fed anew. Without states or links nothing else tells."""
+    model, blobs = carrying()
+    support.run(model, blobs)
+    loop = backward(model.net)
+    if links:
+        support.feed(steps=2)
+    else:
+        loop.operators[:] = [operator for operator in loop.operators if operator.type != LINK]
+    assert steps_of_last_run(loop) == support.T
+    assert len(caffe2_recurrent.retrieve_step_blobs(model.net, "kept"))
+    assert len(caffe2_recurrent.describe(model).loops) == 2
