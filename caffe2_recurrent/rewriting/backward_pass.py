@@ -78,7 +78,7 @@ def operators(loop: Loop) -> List[caffe2_pb2.OperatorDef]:
     made = [_like_states(loop, of_states[outer].of_all, outer, target) for outer, target in seen.items()]
     shown, added = _shown(loop, of_states, seen)
     step = _step(loop, shown, added)
-    # By the state, what holds its gradient before the first step.
+    # By the state, the blob that has its gradient before the first step in the end.
     last = {}
     for outer, of in of_states.items():
         if outer in carried:
@@ -99,7 +99,7 @@ def operators(loop: Loop) -> List[caffe2_pb2.OperatorDef]:
 
 
 def _start(loop: Loop, carried: Carried, blob: str) -> List[caffe2_pb2.OperatorDef]:
-    """What is in `blob` before the last step: nothing, or the gradient of the last value."""
+    """What is in `blob` before the last step: zeros, or the gradient of the last value."""
     made = [new_operator("ConstantFill", [carried.shape], [blob], loop.forward, input_as_shape=1, value=0.0)]
     if carried.of.of_last is not None:
         made.append(new_operator("Add", [blob, carried.of.of_last], [blob], loop.forward, broadcast=1))

@@ -33,18 +33,9 @@ class CarriedStates(Rule):
     def refusal(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
         assert loop.gradient is not None
         _, of = site.where
-        operators = loop.gradient.operators
-        writing = [position for position, operator in enumerate(operators) if of.outgoing in operator.output]
-        if not writing:
-            return "no operator writes '{}'".format(of.outgoing)
-        first = writing[0]
-        if any(of.outgoing in operator.input for operator in operators[: first + 1]):
-            return "'{}' is read before it is written".format(of.outgoing)
-        later = [operator for operator in operators[first + 1 :] if of.incoming in (*operator.input, *operator.output)]
-        if later or of.incoming in operators[first].output:
-            return "'{}' is still needed when '{}' is there".format(of.incoming, of.outgoing)
-        if not in_place.may_be(operators[first], of.incoming, of.outgoing) and of.incoming in operators[first].input:
-            return "{} does not write '{}' in the place of '{}'".format(operators[first].type, of.outgoing, of.incoming)
+        why_not = in_place.why_not_one_blob(loop.gradient.operators, of.incoming, of.outgoing)
+        if why_not is not None:
+            return why_not
         # To the engine the shape of what is written to a slice does not matter; to the next step it does.
         larger = sizes.when_larger()
         shape = step_shapes.shapes_written(loop, larger).get(of.outgoing, ())

@@ -100,11 +100,11 @@ class PackedProducts(Rule):
         way = _fastest(operator.type, product, sizes.steps(loop), is_added, ways, may_keep)
         product = with_sum(way, loop, operators, position, with_sigmoid(way, loop, operators, position, product))
         emitter = product_ways.emit(way, loop, product, operator)
-        operators[position : position + 1] = emitter.operators
-        result, own = product.sigmoid or product.output, set(map(id, emitter.operators))
-        writing = [other.type for other in operators if result in other.output and id(other) not in own]
-        if product.parts == 1 and all(kind == SUM for kind in writing):
+        result = product.sigmoid or product.output
+        others = [other.type for other in operators if result in other.output and other is not operator]
+        if product.parts == 1 and set(others) <= {SUM}:
             loop.known.always_rows[result] = product.outer
+        operators[position : position + 1] = emitter.operators
         step_products.drop_transposed(loop, operator.input[1])
         # The steps share what is made on the way, like oneDNN's tensors; backward steps do with what they write.
         written = {blob for made in emitter.operators for blob in made.output}

@@ -29,17 +29,7 @@ class SlicesInPlace(Rule):
     def refusal(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
         assert loop.gradient is not None
         read, written = site.where
-        operators = loop.gradient.operators
-        first = next(index for index, operator in enumerate(operators) if written.inner in operator.output)
-        if any(written.inner in operator.input for operator in operators[: first + 1]):
-            return "'{}' is read before it is written".format(written.inner)
-        if any(read.inner in (*operator.input, *operator.output) for operator in operators[first + 1 :]):
-            return "'{}' is still needed when '{}' is there".format(read.inner, written.inner)
-        if read.inner in operators[first].input and not in_place.may_be(operators[first], read.inner, written.inner):
-            return "{} does not write '{}' in the place of '{}'".format(
-                operators[first].type, written.inner, read.inner
-            )
-        return None
+        return in_place.why_not_one_blob(loop.gradient.operators, read.inner, written.inner)
 
     def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
         gradient = loop.gradient
