@@ -61,6 +61,18 @@ def optimising(rules=None, even_if_slower=True, trials=True):
         workspace.RunNetOnce = run
 
 
+def fired_on(cell, rules, name):
+    """How often a rule fired on variants of a cell, each of which is right, and why it did not elsewhere."""
+    fired = 0
+    for lengths in (None, [cell.steps, 1]):
+        for variant in (cell, cell.remembering_nothing()):
+            workspace.ResetWorkspace()
+            with optimising(rules) as lines:
+                variant.but(lengths=lengths).assert_right(executor=False)
+            fired += lines.counts[name]
+    return fired, lines.reasons
+
+
 class Optimised:
     """To be called with a finished net or model: optimises it, and keeps it and the report."""
 

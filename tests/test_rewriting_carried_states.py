@@ -57,17 +57,10 @@ def backward(net):
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
 @pytest.mark.parametrize("rules", [ALONE, OF_LSTM], ids=["alone", "of an LSTM"])
 def test_cells_have_the_values_and_gradients_of_a_numpy_loop(cell, rules):
-    fired = 0
-    for lengths in (None, [cell.steps, 1]):
-        for recompute in (False, True):
-            variant = cell.remembering_nothing() if recompute else cell
-            workspace.ResetWorkspace()
-            with support.optimising(rules) as lines:
-                variant.but(lengths=lengths).assert_right(executor=False)
-            fired += lines.counts[STATES]
+    fired, reasons = support.fired_on(cell, rules, STATES)
     of_lstm = "lstm" in cell.name and not cell.name.startswith("attention")
     # LSTMUnitGradient reads the gradients that it is given while it writes others.
-    assert bool(fired) == (of_lstm and rules is OF_LSTM), lines.reasons
+    assert bool(fired) == (of_lstm and rules is OF_LSTM), reasons
 
 
 @pytest.mark.parametrize("make", step_nets.AS_CAFFE2 + step_nets.MENDED, ids=lambda make: make.__name__)
