@@ -32,10 +32,12 @@ def add_surroundings(net: caffe2_pb2.NetDef, loops: Mapping[int, Loop], names: S
     fed = read.difference(*map(_written_by, net.op))
     for position, loop in loops.items():
         products = _products(net, loop)
+        sinks = _sinks(net, loop, products)
         loop.surroundings = Surroundings(
             products=products,
             sources=_sources(net, loop, position, products, mentioned),
-            sinks=_sinks(net, loop, products),
+            sinks=sinks,
+            ready=_ready(net, loop, sinks),
             laying_out=_laying_out(net, position),
             busy=_busy(net, loop, position),
             read_outside=_read_outside(net, loop, names),
@@ -121,10 +123,9 @@ def _sinks(net: caffe2_pb2.NetDef, loop: Loop, products: Products) -> Set[int]:
     """The FCGradients of `products` to which the sequence's gradient is what it was when the loop ended."""
     if loop.gradient is None:
         return set()
-    ended = next(position for position, operator in enumerate(net.op) if operator.input[-1:] == loop.outputs[-1:])
     same = {loop.gradient.sequence}
     found = set()
-    for position in range(ended + 1, len(net.op)):
+    for position in range(_end(net, loop) + 1, len(net.op)):
         operator = net.op[position]
         if position in products and operator.type == "FCGradient" and operator.input[2] in same:
             found.add(position)
@@ -134,6 +135,37 @@ def _sinks(net: caffe2_pb2.NetDef, loop: Loop, products: Products) -> Set[int]:
             break
         same.update(operator.output if is_alias else ())
     return found
+
+
+def _ready(net: caffe2_pb2.NetDef, loop: Loop, sinks: Set[int]) -> Set[int]:
+    """Those of `sinks` whose rows nothing writes to between the end of the loop and them."""
+    found = set()
+    for sink in sinks:
+        rows = _names_of_one_tensor(net, net.op[sink].input[0])
+        between = [operator for operator in net.op[_end(net, loop) + 1 : sink] if operator.type not in SHOWING]
+        if rows.isdisjoint(itertools.chain.from_iterable(map(_written_by, between))):
+            found.add(sink)
+    return found
+
+
+def _end(net: caffe2_pb2.NetDef, loop: Loop) -> int:
+    """The position of the loop's gradient operator."""
+    return next(position for position, operator in enumerate(net.op) if operator.input[-1:] == loop.outputs[-1:])
+
+
+def _names_of_one_tensor(net: caffe2_pb2.NetDef, blob: str) -> Set[str]:
+    """All names under which operators of the net may know the tensor that `blob` names."""
+    names, showing = {blob}, [operator for operator in net.op if operator.type in SHOWING]
+    while True:
+        found = {
+            name
+            for operator in showing
+            for name in (operator.input[0], *operator.output)
+            if not names.isdisjoint((operator.input[0], *operator.output))
+        }
+        if found <= names:
+            return names
+        names |= found
 
 
 def _laying_out(net: caffe2_pb2.NetDef, position: int) -> List[caffe2_pb2.OperatorDef]:

@@ -59,3 +59,12 @@ def dimensions(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes) -> Op
 def is_sink(loop: Loop, operators: Operators) -> bool:
     """Whether these take the place of a gradient that continues from what the loop leaves as its sequence's."""
     return any(loop.surroundings.products[sink] is operators for sink in loop.surroundings.sinks)
+
+
+def at_sink(loop: Loop) -> Optional[Site]:
+    """The one gradient that continues from what the loop leaves as its sequence's, if it is still by MKL."""
+    if len(loop.surroundings.sinks) != 1:
+        return None
+    (sink,) = loop.surroundings.sinks
+    found = (site for site in sites(loop, (GRADIENT,)) if site.where[0] is loop.surroundings.products[sink])
+    return next(found, None)

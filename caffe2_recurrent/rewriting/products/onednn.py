@@ -128,12 +128,12 @@ def in_a_net(
     loop: Loop,
     kept: Sequence[str] = (),
     spent: Sequence[str] = (),
-    otherwise: Optional[caffe2_pb2.OperatorDef] = None,
+    otherwise: Sequence[caffe2_pb2.OperatorDef] = (),
 ) -> List[caffe2_pb2.OperatorDef]:
     """Operators for the outer net that run `operators` in a net inside of an If.
 
     What is neither a result nor to be kept is freed again, and so are the inputs that are `spent` then. Where the first
-    input of `otherwise` is empty, as it is without steps, that operator runs instead.
+    input of the first of `otherwise` is empty, as it is without steps, these operators run instead.
 
     As they are, a net of type async_scheduling crashes: it has no threads for operators of this device.
     """
@@ -144,21 +144,22 @@ def in_a_net(
     inner = caffe2_pb2.NetDef(name="onednn", type="simple", op=[*operators, *freeing], external_output=results)
     inner.external_input.extend(read)
     nets = {"then_net": inner}
-    if otherwise is None:
+    if not otherwise:
         condition = loop.new_blob("onednn_always")
         before = [_filled(condition, loop, core.DataType.BOOL, True, [1])]
     else:
         condition, elements, none = (loop.new_blob("onednn_" + name) for name in ("has_rows", "elements", "none"))
         before = [
-            new_operator("Size", otherwise.input[:1], [elements], loop.forward),
+            new_operator("Size", otherwise[0].input[:1], [elements], loop.forward),
             # Without dimensions, as what Size makes.
             _filled(none, loop, core.DataType.INT64, 0, []),
             new_operator("GT", [elements, none], [condition], loop.forward),
         ]
-        read.update(dict.fromkeys(otherwise.input))
-        nets["else_net"] = caffe2_pb2.NetDef(name="without_rows", type="simple", op=[otherwise])
-        nets["else_net"].external_input.extend(otherwise.input)
-        nets["else_net"].external_output.extend(otherwise.output)
+        read_instead = dict.fromkeys(blob for operator in otherwise for blob in operator.input)
+        read.update(read_instead)
+        nets["else_net"] = caffe2_pb2.NetDef(name="without_rows", type="simple", op=otherwise)
+        nets["else_net"].external_input.extend(read_instead)
+        nets["else_net"].external_output.extend(blob for operator in otherwise for blob in operator.output)
     return [*before, new_operator("If", [condition, *read], results, loop.forward, **nets)]
 
 

@@ -31,7 +31,7 @@ source whose channels come last, convolution_forward in ideep's operators/conv.h
 """
 
 import contextlib
-from typing import Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 from caffe2.proto import caffe2_pb2
@@ -42,6 +42,7 @@ from caffe2_recurrent.loops.parts import Keeping
 from caffe2_recurrent.rewriting.emit import Emitter
 from caffe2_recurrent.rewriting.engine_blobs import ON_CPU
 from caffe2_recurrent.rewriting.products import onednn, thread_numbers
+from caffe2_recurrent.rewriting.products.gradient import Gradient, Rows
 from caffe2_recurrent.rewriting.products.onednn_copies import (
     as_rows,
     copy_back,
@@ -82,7 +83,7 @@ def transposed_are_right() -> bool:
     shapes = {"x": (None, inner), "w": (outer, inner), "dy": (None, outer)}
     for emit in (emit_gradient_transposed, emit_gradient_of_filters):
         emitter = Emitter(trial.lone_loop([*operator.input, *operator.output]), operator, "dw")
-        emit(emitter, operator, inner, outer, copy_there(emitter, "dy", emitter.blob("results")))
+        emit(emitter, Gradient.of(operator, inner, outer), copy_there(emitter, "dy", emitter.blob("results")))
         if not _are_right(
             emitter.operators, shapes, lambda x, w, dy: {"dw": dy.T @ x, "db": dy.sum(axis=0), "dx": dy @ w}
         ):
@@ -119,7 +120,8 @@ def emit_product(emitter: Emitter, operator: caffe2_pb2.OperatorDef, inner: int,
     """In place of an FC with weights `[outer, inner]`; oneDNN has its result in the blob `results`."""
     rows, weights, bias = operator.input
     shape = shape_of_result(emitter, operator, outer)
-    filters = copy_there(emitter, _with_ones(emitter, rows, inner), emitter.blob("filters"), [-1, inner + 1, 1, 1])
+    with_ones = _with_ones(emitter, [Rows(rows, inner)])
+    filters = copy_there(emitter, with_ones, emitter.blob("filters"), [-1, inner + 1, 1, 1])
     column = emitter.new("ExpandDims", [bias], "bias_column", dims=[1])
     image = _transposed(emitter, emitter.concat([weights, column], "weights_and_bias", 1))
     reshape_there(emitter, image, [1, inner + 1, 1, outer])
@@ -157,72 +159,59 @@ def _image_of_rows(emitter: Emitter, rows: str, width: int) -> str:
     return onednn.add(emitter, "ResizeLike", [rows, rows], [image])
 
 
-def emit_gradient(emitter: Emitter, operator: caffe2_pb2.OperatorDef, inner: int, outer: int, of_result: str) -> None:
+def emit_gradient(emitter: Emitter, gradient: Gradient, of_result: str) -> None:
     """In place of an FCGradient; `of_result` is oneDNN's blob of dY `[R, outer]`, and stays as it is."""
-    filters = _transposed(emitter, _with_ones(emitter, operator.input[0], inner))
-    reshape_there(emitter, filters, [inner + 1, -1, 1, 1])
-    _emit_gradient_of_image("Conv", emitter, operator, filters, inner, outer, of_result)
+    filters = _transposed(emitter, _with_ones(emitter, gradient.rows))
+    reshape_there(emitter, filters, [gradient.inner + 1, -1, 1, 1])
+    _emit_gradient_of_image("Conv", emitter, gradient, filters, of_result)
 
 
-def emit_gradient_of_filters(
-    emitter: Emitter, operator: caffe2_pb2.OperatorDef, inner: int, outer: int, of_result: str
-) -> None:
+def emit_gradient_of_filters(emitter: Emitter, gradient: Gradient, of_result: str) -> None:
     """The same with `ROWS_TRANSPOSED`."""
     emitter.operators += thread_numbers.set_at_once(emitter.blob("number"))
-    rows = _with_ones(emitter, operator.input[0], inner)
-    filters = copy_there(emitter, rows, emitter.blob("filters"), [-1, inner + 1, 1, 1])
-    _emit_gradient_of_image("ConvTranspose", emitter, operator, filters, inner, outer, of_result)
+    rows = _with_ones(emitter, gradient.rows)
+    filters = copy_there(emitter, rows, emitter.blob("filters"), [-1, gradient.inner + 1, 1, 1])
+    _emit_gradient_of_image("ConvTranspose", emitter, gradient, filters, of_result)
 
 
-def _emit_gradient_of_image(
-    kind: str,
-    emitter: Emitter,
-    operator: caffe2_pb2.OperatorDef,
-    filters: str,
-    inner: int,
-    outer: int,
-    of_result: str,
-) -> None:
-    reshape_there(emitter, of_result, [1, -1, 1, outer])
+def _emit_gradient_of_image(kind: str, emitter: Emitter, gradient: Gradient, filters: str, of_result: str) -> None:
+    reshape_there(emitter, of_result, [1, -1, 1, gradient.outer])
     sums = _convolve(emitter, of_result, filters, emitter.blob("sums"), kind)
     transposed = onednn.add(emitter, "Transpose", [sums], [emitter.blob("sums_transposed")], axes=[0, 3, 2, 1])
-    _take_apart(emitter, transposed, operator, inner, outer)
-    _emit_gradient_of_rows(emitter, operator, inner, outer, of_result)
+    _take_apart(emitter, transposed, gradient)
+    emit_gradient_of_rows(emitter, gradient, of_result)
 
 
-def emit_gradient_transposed(
-    emitter: Emitter, operator: caffe2_pb2.OperatorDef, inner: int, outer: int, of_result: str
-) -> None:
+def emit_gradient_transposed(emitter: Emitter, gradient: Gradient, of_result: str) -> None:
     """The same where it is `TRANSPOSED`."""
     emitter.operators += thread_numbers.set_at_once(emitter.blob("number"))
-    rows = _with_ones(emitter, operator.input[0], inner)
-    image = copy_there(emitter, rows, emitter.blob("image"), [1, -1, 1, inner + 1])
-    reshape_there(emitter, of_result, [-1, outer, 1, 1])
+    rows = _with_ones(emitter, gradient.rows)
+    image = copy_there(emitter, rows, emitter.blob("image"), [1, -1, 1, gradient.inner + 1])
+    reshape_there(emitter, of_result, [-1, gradient.outer, 1, 1])
     sums = _convolve(emitter, image, of_result, emitter.blob("sums"), "ConvTranspose")
-    _take_apart(emitter, sums, operator, inner, outer)
-    _emit_gradient_of_rows(emitter, operator, inner, outer, of_result)
+    _take_apart(emitter, sums, gradient)
+    emit_gradient_of_rows(emitter, gradient, of_result)
 
 
-def _take_apart(emitter: Emitter, sums: str, operator: caffe2_pb2.OperatorDef, inner: int, outer: int) -> None:
-    """oneDNN's `[dW, db]` as the first two results of `operator`."""
-    of_weights, of_bias, *_ = operator.output
+def _take_apart(emitter: Emitter, sums: str, gradient: Gradient) -> None:
+    """The gradients of the weights and of the bias from oneDNN's `[dW, db]`."""
     copied = onednn.add(emitter, onednn.FROM, [sums], [emitter.blob("copied")])
-    emitter.reshape_in_place(copied, [outer, inner + 1])
+    emitter.reshape_in_place(copied, [gradient.outer, gradient.inner + 1])
     column = emitter.blob("bias_column")
-    emitter.split_into(copied, [of_weights, column], axis=1, split=[inner, 1])
-    emitter.add("Squeeze", [column], of_bias, dims=[1])
+    emitter.split_into(copied, [*gradient.of_weights, column], axis=1, split=[*gradient.widths, 1])
+    emitter.add("Squeeze", [column], gradient.of_bias, dims=[1])
 
 
-def _emit_gradient_of_rows(
-    emitter: Emitter, operator: caffe2_pb2.OperatorDef, inner: int, outer: int, of_result: str
-) -> None:
-    """dX, if it is asked for; dY is rows again then."""
-    for blob in operator.output[2:]:
-        shape = emitter.new("Shape", operator.input[:1], "shape_of_rows")
-        reshape_there(emitter, of_result, [-1, outer, 1, 1])
-        image = copy_there(emitter, operator.input[1], emitter.blob("weights"), [1, outer, 1, inner])
-        copy_back(emitter, _convolve(emitter, image, of_result, emitter.blob("of_rows")), blob, shape)
-    reshape_there(emitter, of_result, [-1, outer])
+def emit_gradient_of_rows(emitter: Emitter, gradient: Gradient, of_result: str) -> None:
+    """dX, if it is asked for; `of_result`, oneDNN's blob of dY, is rows again then."""
+    if gradient.of_rows is not None:
+        ((rows, width),) = gradient.rows
+        assert gradient.weights is not None
+        shape = emitter.new("Shape", [rows], "shape_of_rows")
+        reshape_there(emitter, of_result, [-1, gradient.outer, 1, 1])
+        image = copy_there(emitter, gradient.weights, emitter.blob("weights"), [1, gradient.outer, 1, width])
+        copy_back(emitter, _convolve(emitter, image, of_result, emitter.blob("of_rows")), gradient.of_rows, shape)
+    reshape_there(emitter, of_result, [-1, gradient.outer])
 
 
 def _convolve(emitter: Emitter, image: str, filters: str, result: str, kind: str = "Conv") -> str:
@@ -234,7 +223,7 @@ def _transposed(emitter: Emitter, matrix: str) -> str:
     return onednn.transposed(emitter, copy_there(emitter, matrix, emitter.blob("plain")))
 
 
-def _with_ones(emitter: Emitter, blob: str, width: int) -> str:
-    """`blob` as rows of `width` elements, and a 1 behind each."""
-    rows = as_rows(emitter, blob, width)
-    return emitter.concat([rows, emitter.column_of_ones(rows, 1)], "with_ones", 1)
+def _with_ones(emitter: Emitter, rows: Sequence[Rows]) -> str:
+    """Rows beside each other, and a 1 behind each."""
+    beside = [as_rows(emitter, blob, width) for blob, width in rows]
+    return emitter.concat([*beside, emitter.column_of_ones(beside[0], 1)], "with_ones", 1)

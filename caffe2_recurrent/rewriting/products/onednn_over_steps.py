@@ -31,6 +31,7 @@ from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.rewriting.elementwise import only_floats
 from caffe2_recurrent.rewriting.emit import Emitter, aten_is_missing
 from caffe2_recurrent.rewriting.products import onednn, onednn_convolutions
+from caffe2_recurrent.rewriting.products.gradient import Gradient, Rows
 from caffe2_recurrent.rewriting.products.net_products import GRADIENT, PRODUCT
 from caffe2_recurrent.rewriting.products.onednn_copies import as_rows, copy_back, copy_there, shape_of_result
 
@@ -106,8 +107,8 @@ def in_a_net(
 ) -> Operators:
     """Operators of the outer net in place of `operator`, over `rows` rows, if known; `plain` has no zeros and parts."""
     emitter = Emitter(loop, operator, operator.output[0])
-    stays = _stays(operator.type, layout, rows)
-    results = shared.blob if shared is not None else _results(emitter, operator.type, layout, stays)
+    is_to_stay = stays(operator.type, layout, rows)
+    results = shared.blob if shared is not None else _results(emitter, operator.type, layout, is_to_stay)
     is_there = shared is not None and shared.is_there
     if operator.type == PRODUCT:
         left, weights, bias = operator.input
@@ -116,37 +117,34 @@ def in_a_net(
         emit_product = _PRODUCTS[layout.convolved]
         emit_product(emitter, operator, layout.inner, layout.outer, results)
     else:
+        gradient = Gradient.of(operator, plain.inner, plain.outer)
         if not is_there:
-            _copy_gradient_there(emitter, operator.input[2], plain, layout, results)
-        if layout.convolved:
-            emit_gradient = _GRADIENTS[layout.convolved]
-            emit_gradient(emitter, operator, layout.inner, layout.outer, results)
-        else:
-            _emit_gradient(emitter, operator, plain, layout, results)
+            copy_gradient_there(emitter, gradient, layout, results)
+        emit_gradient(emitter, gradient, layout, results)
     # Nets that run operators side by side have to know who writes what stays.
-    made = list(operator.output) + ([results] if (stays or shared is not None) and not is_there else [])
-    kept = [results] if stays else []
-    spent = [results] if is_there and not stays else []
+    made = list(operator.output) + ([results] if (is_to_stay or shared is not None) and not is_there else [])
+    kept = [results] if is_to_stay else []
+    spent = [results] if is_there and not is_to_stay else []
     # Without rows there is nothing that oneDNN could convolve.
-    return onednn.in_a_net(emitter.operators, made, loop, kept, spent, otherwise=operator)
+    return onednn.in_a_net(emitter.operators, made, loop, kept, spent, otherwise=[operator])
 
 
 def to_share(loop: Loop, operator: caffe2_pb2.OperatorDef, layout: Layout, rows: Optional[int]) -> Shared:
     """A blob for the copy of dY that `operator` is to leave for another gradient of this layout."""
-    stays = _stays(operator.type, layout, rows)
-    return Shared(_results(Emitter(loop, operator, operator.output[0]), operator.type, layout, stays), False)
+    emitter = Emitter(loop, operator, operator.output[0])
+    return Shared(_results(emitter, operator.type, layout, stays(operator.type, layout, rows)), False)
 
 
-def _stays(kind: str, layout: Layout, rows: Optional[int]) -> bool:
+def stays(kind: str, layout: Layout, rows: Optional[int]) -> bool:
     """Whether Y or dY stays in oneDNN's memory: not what is in blocks, as the result of a convolution is."""
     in_blocks = kind == PRODUCT and layout.convolved == onednn_convolutions.IN_BLOCKS
     size = (rows or 0) * layout.outer * FLOAT
     return bool(size) and not LITTLE < size < LARGE and not in_blocks
 
 
-def _results(emitter: Emitter, kind: str, layout: Layout, stays: bool) -> str:
+def _results(emitter: Emitter, kind: str, layout: Layout, is_to_stay: bool) -> str:
     """The blob of oneDNN for Y or dY; if it stays, the same one for all products of the loop, if it is laid out so."""
-    if not stays:
+    if not is_to_stay:
         return emitter.blob("results")
     in_rows = kind == PRODUCT and layout.convolved == onednn_convolutions.IN_ROWS
     key = ("onednn", "results", layout.outer, in_rows)
@@ -160,13 +158,23 @@ def _whole_blocks(size: int, block: int) -> int:
     return -(-size // block) * block
 
 
-def _copy_gradient_there(emitter: Emitter, of_result: str, plain: Layout, layout: Layout, results: str) -> None:
+def copy_gradient_there(emitter: Emitter, gradient: Gradient, layout: Layout, results: str) -> None:
+    """dY in oneDNN's memory."""
     # As rows before it is copied: a blob of oneDNN keeps its memory for what has the same shape.
-    of_result = as_rows(emitter, of_result, plain.outer)
-    below = layout.outer - plain.outer
+    of_result = as_rows(emitter, gradient.of_result, gradient.outer)
+    below = layout.outer - gradient.outer
     if below:
         of_result = _with_zeros(emitter, of_result, [0, below])
     copy_there(emitter, of_result, results)
+
+
+def emit_gradient(emitter: Emitter, gradient: Gradient, layout: Layout, results: str) -> None:
+    """The gradients in a layout; `results` is dY in oneDNN's memory."""
+    if layout.convolved:
+        emit = _GRADIENTS[layout.convolved]
+        emit(emitter, gradient, results)
+    else:
+        _emit_gradient(emitter, gradient, layout, results)
 
 
 def _emit_product(emitter: Emitter, operator: caffe2_pb2.OperatorDef, inner: int, outer: int, results: str) -> None:
@@ -193,16 +201,18 @@ _GRADIENTS = {
 }
 
 
-def _emit_gradient(
-    emitter: Emitter, operator: caffe2_pb2.OperatorDef, plain: Layout, layout: Layout, results: str
-) -> None:
-    rows, weights, _ = operator.input
-    of_weights, of_bias, *of_rows = operator.output
-    shape = emitter.new("Shape", [rows], "shape_of_rows") if of_rows else None
-    beside, below = layout.inner - plain.inner, layout.outer - plain.outer
+def _emit_gradient(emitter: Emitter, gradient: Gradient, layout: Layout, results: str) -> None:
+    inner, outer, of_rows = gradient.inner, gradient.outer, gradient.of_rows
+    shape = None if of_rows is None else emitter.new("Shape", [gradient.rows[0].blob], "shape_of_rows")
+    beside, below = layout.inner - inner, layout.outer - outer
+    rows = _beside(emitter, gradient.rows)
     if beside:
-        rows = _with_zeros(emitter, as_rows(emitter, rows, plain.inner), [0, beside])
-    if beside or below:
+        rows = _with_zeros(emitter, as_rows(emitter, rows, inner), [0, beside])
+    weights = gradient.weights
+    if weights is None:
+        # The operator wants to see their shape.
+        weights = emitter.new("ConstantFill", [], "like_weights", shape=[layout.outer, layout.inner], value=0.0)
+    elif beside or below:
         weights = _with_zeros(emitter, weights, [0, beside, 0, below])
     parts = zip(
         _parts(emitter, copy_there(emitter, rows, emitter.blob("rows"), [-1, layout.inner]), layout),
@@ -210,20 +220,37 @@ def _emit_gradient(
     )
     made = []
     for part_of_rows, part_of_weights in parts:
-        made.append([emitter.blob(role) for role in RESULTS[: len(operator.output)]])
+        made.append([emitter.blob(role) for role in RESULTS[: 2 if of_rows is None else 3]])
         onednn.add(emitter, GRADIENT, [part_of_rows, part_of_weights, results], made[-1])
         onednn.free(emitter, [part_of_rows, part_of_weights])
 
     shares = list(zip(*made))
-    last_row = plain.outer if below else ALL
-    last_column = plain.inner if beside else ALL
-    _bring_back(emitter, shares[0], of_weights, [last_row, last_column])
+    last_row = outer if below else ALL
+    last_column = inner if beside else ALL
+    _bring_weights_back(emitter, shares[0], gradient, [last_row, last_column])
     # Every part has the whole of it.
-    _bring_back(emitter, shares[1][:1], of_bias, [last_row])
-    for share, blob in zip(shares[2:], of_rows):
-        _bring_back(emitter, share, blob, [ALL, last_column])
+    _bring_back(emitter, shares[1][:1], gradient.of_bias, [last_row])
+    if of_rows is not None:
+        _bring_back(emitter, shares[2], of_rows, [ALL, last_column])
         assert shape is not None
-        emitter.reshape_in_place_like(blob, shape)
+        emitter.reshape_in_place_like(of_rows, shape)
+
+
+def _beside(emitter: Emitter, rows: Sequence[Rows]) -> str:
+    """Rows beside each other; one of them as it is."""
+    if len(rows) == 1:
+        return rows[0].blob
+    return emitter.concat([as_rows(emitter, blob, width) for blob, width in rows], "beside", 1)
+
+
+def _bring_weights_back(emitter: Emitter, parts: Sequence[str], gradient: Gradient, ends: Sequence[int]) -> None:
+    """The gradients of the weights of parts of columns that oneDNN has."""
+    if len(gradient.of_weights) == 1:
+        _bring_back(emitter, parts, gradient.of_weights[0], ends)
+        return
+    joined = emitter.blob("of_all_weights")
+    _bring_back(emitter, parts, joined, ends)
+    emitter.split_into(joined, list(gradient.of_weights), axis=1, split=gradient.widths)
 
 
 def _parts(emitter: Emitter, blob: str, layout: Layout) -> List[str]:

@@ -12,6 +12,7 @@ from caffe2_recurrent.rewriting.rules.gradient_buffer import GradientBuffer
 from caffe2_recurrent.rewriting.rules.gradient_products import GradientProducts
 from caffe2_recurrent.rewriting.rules.gru_unit import GRUUnits
 from caffe2_recurrent.rewriting.rules.invariants import Invariants
+from caffe2_recurrent.rewriting.rules.joined_gradients import JoinedGradients
 from caffe2_recurrent.rewriting.rules.joined_sequence import JoinedSequence
 from caffe2_recurrent.rewriting.rules.lstm_unit import LSTMUnits
 from caffe2_recurrent.rewriting.rules.merged_gates import MergedGates
@@ -61,6 +62,7 @@ RULES = (
     GatesFirst(),
     JoinedSequence(),
     PackedProducts(),
+    JoinedGradients(),
     ProductsOverSteps(),
     GradientProducts(),
     VectorGradients(),

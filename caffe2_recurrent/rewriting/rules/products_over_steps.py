@@ -99,12 +99,11 @@ class ProductsOverSteps(Rule):
         operator, key = operators[position], ("onednn", "copy of the gradient", layout.outer)
         if net_products.is_sink(loop, operators):
             return Shared(loop.made[key], True) if key in loop.made else None
-        if operators is not loop.after_gradient or operator.type != GRADIENT or len(loop.surroundings.sinks) != 1:
+        if operators is not loop.after_gradient or operator.type != GRADIENT:
             return None
-        (sink,) = loop.surroundings.sinks
-        second = Site("", (loop.surroundings.products[sink], 0))
         assert loop.gradient is not None
-        if operator.input[2] != loop.gradient.sequence or key in loop.made:
+        second = net_products.at_sink(loop)
+        if second is None or operator.input[2] != loop.gradient.sequence or key in loop.made:
             return None
         if self.refusal(loop, second, sizes) is not None or self.loss(loop, second, sizes) is not None:
             return None
