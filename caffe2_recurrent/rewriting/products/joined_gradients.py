@@ -35,6 +35,18 @@ class Pair(NamedTuple):
         return sum(self.widths)
 
 
+class Copy(NamedTuple):
+    """oneDNN's copy of dY: its blob, whether it stays for the next run, and whether the second gradient needs it."""
+
+    blob: str
+    stays: bool
+    is_needed_later: bool
+
+    @property
+    def kept(self) -> List[str]:
+        return [self.blob] if self.stays else []
+
+
 def layouts(inner: int, outer: int, keeps_plans: bool) -> List[Layout]:
     """Those for both, `inner` columns wide together. The gradient of Z wants dY without zeros beside it."""
     found = onednn_over_steps.layouts(GRADIENT, inner, outer, keeps_plans)
@@ -63,18 +75,6 @@ def in_a_net(loop: Loop, pair: Pair, layout: Layout, rows: Optional[int] = None)
     )
     of_both = _of_both(loop, pair, layout, left, there)
     return of_both, _of_rows(loop, pair, copies, there) if there.is_needed_later else copies
-
-
-class Copy(NamedTuple):
-    """oneDNN's copy of dY: its blob, whether it stays for the next run, and whether the second gradient needs it."""
-
-    blob: str
-    stays: bool
-    is_needed_later: bool
-
-    @property
-    def kept(self) -> List[str]:
-        return [self.blob] if self.stays else []
 
 
 def _of_both(loop: Loop, pair: Pair, layout: Layout, left: List[str], there: Copy) -> Operators:
