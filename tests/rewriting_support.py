@@ -200,6 +200,17 @@ def run_without_steps(change):
     return run(model, blobs[4:])
 
 
+def kept(options, rules):
+    """An LSTM optimised by `rules` gives what it gave; the net and the report."""
+    expected = run(*lstm(**options))
+    workspace.ResetWorkspace()
+    model, blobs = lstm(**options)
+    rewrite = Optimised(rules)
+    rewrite(model)
+    assert_same(run(model, blobs), expected)
+    return model.net, rewrite.report
+
+
 def run(model, blobs):
     workspace.RunNetOnce(model.net)
     return values(blobs)

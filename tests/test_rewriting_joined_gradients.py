@@ -8,7 +8,6 @@ from caffe2.python import core, workspace
 import comparing
 import rewriting_support as support
 from caffe2_recurrent import optimize, recurrent_net
-from caffe2_recurrent.loops.reading import read_loops
 from caffe2_recurrent.rewriting.products import joined_gradients as products
 from caffe2_recurrent.rewriting.products import onednn, onednn_convolutions, onednn_over_steps
 from caffe2_recurrent.rewriting.products.onednn_convolutions import IN_BLOCKS, ROWS_TRANSPOSED, TRANSPOSED
@@ -101,17 +100,12 @@ def test_a_gradient_operator_of_two_outputs(layout):
 
 @support.EVERY_LSTM
 def test_an_lstm(options, layout):
-    expected = support.run(*support.lstm(**options))
-    workspace.ResetWorkspace()
-    model, blobs = support.lstm(**options)
-    rewrite = support.Optimised(OF_LSTM)
-    rewrite(model)
+    net, report = support.kept(options, OF_LSTM)
     if CONVOLVES:
-        assert [rewrite.what for rewrite in rewrite.report.rewrites if rewrite.rule == RULE] == [
+        assert [rewrite.what for rewrite in report.rewrites if rewrite.rule == RULE] == [
             "'layer/gates_t_w_grad' and 'layer/i2h_w_grad'"
         ]
-        assert GRADIENT not in outside(model.net)
-    support.assert_same(support.run(model, blobs), expected)
+        assert GRADIENT not in outside(net)
 
 
 @EVERY_CELL
@@ -211,12 +205,6 @@ def test_a_wrong_pair_is_seen(wrong, monkeypatch):
 
 
 # Where there is no pair.
-
-
-def sites(net):
-    optimize(net, ["parameter_gradients"], even_if_slower=True)
-    rule = joined_gradients.JoinedGradients()
-    return [site.what for loop in read_loops(net.Proto()).values() for site in rule.sites(loop)]
 
 
 def test_two_loops_over_one_result_are_no_places():
@@ -392,12 +380,12 @@ def test_the_fastest_layout(monkeypatch):
 
 
 @pytest.mark.parametrize("results", [2, 3])
-@pytest.mark.parametrize("fastest", [Layout.inner, None], ids=["one layout", "different layouts"])
-def test_what_is_tried(results, fastest, monkeypatch):
+@pytest.mark.parametrize("shared", [True, False], ids=["one layout", "different layouts"])
+def test_what_is_tried(results, shared, monkeypatch):
     """Both candidates give what numpy does."""
     if not CONVOLVES:
         return
-    if fastest is None:
+    if not shared:
 
         def one_each(size):
             plain = Layout(size.inner, size.outer)
