@@ -87,7 +87,8 @@ class Unrolled(NamedTuple):
     """`condition`, an outer blob, says whether there are the `steps` that a loop is written out for, see `unrolled.py`.
 
     `columns` are those of the states, by their outer blobs. `shapeless` are blobs of the steps that are linked and may
-    have been written in another shape than that of a slice. With `biases` there must be one sequence, too.
+    have been written in another shape than that of a slice. With `biases` there must be one sequence, too. In a chain
+    each operator waits for the one before it.
     """
 
     steps: int
@@ -95,6 +96,7 @@ class Unrolled(NamedTuple):
     columns: Dict[str, int]
     shapeless: FrozenSet[str]
     biases: RowBiases
+    is_chain: bool = False
 
 
 @dataclass

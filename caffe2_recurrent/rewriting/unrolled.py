@@ -24,6 +24,7 @@ from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.operators import LINK, new_operator, read_before_written, renamed
 from caffe2_recurrent.rewriting import gradient_memory
 from caffe2_recurrent.rewriting.backward_pass import StateGradient, of_initial_value, state_gradients
+from caffe2_recurrent.rewriting.calling_thread import make_chain
 from caffe2_recurrent.rewriting.products import row_biases
 from caffe2_recurrent.rewriting.sequences import state_slices
 from caffe2_recurrent.rewriting.steps.rows import UNITS_AND_GRADIENTS
@@ -93,7 +94,10 @@ def _chosen(loop: Loop, operators: Operators, otherwise: caffe2_pb2.OperatorDef)
     chosen = new_operator("If", list(inputs), results, otherwise)
     # As arguments of `new_operator` the nets of all steps would be copied twice more.
     _fill(chosen.arg.add(name="else_net").n, OTHERWISE, [otherwise], otherwise.input, otherwise.output)
-    _fill(chosen.arg.add(name="then_net").n, NET, operators, read, written)
+    steps = chosen.arg.add(name="then_net").n
+    _fill(steps, NET, operators, read, written)
+    if loop.unrolled.is_chain:
+        make_chain(steps)
     return chosen
 
 

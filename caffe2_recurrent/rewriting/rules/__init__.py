@@ -4,6 +4,7 @@ from caffe2_recurrent.rewriting.rules.activations import Activations
 from caffe2_recurrent.rewriting.rules.backward_loop import BackwardLoop
 from caffe2_recurrent.rewriting.rules.broadcasts import Broadcasts
 from caffe2_recurrent.rewriting.rules.carried_states import CarriedStates
+from caffe2_recurrent.rewriting.rules.chained_steps import ChainedSteps
 from caffe2_recurrent.rewriting.rules.ended_sequences import EndedSequences
 from caffe2_recurrent.rewriting.rules.executor_threads import ExecutorThreads
 from caffe2_recurrent.rewriting.rules.forward_links import ForwardLinks
@@ -73,5 +74,6 @@ RULES = (
     SlicesInPlace(),
     CarriedStates(),
     UnrolledSteps(),
+    ChainedSteps(),
     UnchangedWeights(),
 )

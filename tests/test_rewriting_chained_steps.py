@@ -1,0 +1,240 @@
+"""The rule `chained_steps`: steps that are written out as one chain, which the thread that calls the net runs."""
+
+import threading
+
+import numpy as np
+import pytest
+from caffe2.proto import caffe2_pb2
+from caffe2.python import core, workspace
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import comparing
+import random_step_nets
+import rewriting_support as support
+from caffe2_recurrent import optimize, recurrent_net
+from caffe2_recurrent.loops.reading import read_loops
+from caffe2_recurrent.loops.sizes import Sizes
+from caffe2_recurrent.rewriting import calling_thread
+from cells import CELLS
+from test_random_step_nets import drawn_options, seeds
+from test_rewriting_random import assert_drawn_cell_right, assert_step_net_right, chosen_rules
+from test_rewriting_unrolled_steps import ALONE, GRADIENTS, MOST, branches
+
+pytestmark = pytest.mark.usefixtures("unrolled_steps")
+
+RULE = "chained_steps"
+FLAG = calling_thread.FLAG
+NO_FLAG = FLAG[:-1] + "0"
+# But the one that has products of steps by oneDNN, whose operators are not the CPU's, and the one that otherwise has the
+# RNN executor stay.
+RULES = [name for name in MOST if name not in ("packed_products", "executor_threads")]
+WITHOUT = [name for name in RULES if name != RULE]
+
+
+@pytest.fixture(autouse=True)
+def flag():
+    """What the flag is in a test, unless that changes it; and what it is without this, behind it."""
+    workspace.GlobalInit(["tests", FLAG])
+    yield
+    workspace.GlobalInit(["tests", NO_FLAG])
+
+
+def chained(rules=RULES, **options):
+    """An LSTM whose steps are one chain, and what must stay what it is."""
+    model, blobs = support.lstm(**options)
+    report = optimize(model, rules, even_if_slower=True)
+    assert report.counts[RULE] == 1, report
+    return model, blobs
+
+
+# ------------------------------------------------------------------------------------------------ values and gradients
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
+def test_cells_have_the_values_and_gradients_of_a_numpy_loop(cell):
+    fired, reasons = support.fired_on(cell, RULES, RULE)
+    assert fired or cell.name.startswith("attention"), reasons
+
+
+@settings(max_examples=40)
+@given(seeds, st.integers(1, 3), chosen_rules)
+def test_random_step_nets(seed, sequences, rules):
+    assert_step_net_right(seed, sequences, False, None if rules is None else {*rules, "unrolled_steps", RULE})
+
+
+@settings(max_examples=20)
+@given(st.data(), chosen_rules)
+def test_random_sizes_lengths_options_and_rules_of_cells(data, rules):
+    assert_drawn_cell_right(data, False, None if rules is None else {*rules, *ALONE, RULE})
+
+
+def test_it_finds_something_to_do_in_random_step_nets():
+    with support.optimising([*ALONE, RULE]) as lines:
+        for seed in range(40):
+            workspace.ResetWorkspace()
+            step_net = random_step_nets.step_net(seed, 1 + seed % 3)
+            comparing.run(recurrent_net, step_net, executor=False, **drawn_options(seed, step_net))
+    assert lines.counts[RULE] == lines.counts["unrolled_steps"] >= 7, lines.reasons
+
+
+@GRADIENTS
+def test_it_changes_no_bit_with_the_flag_or_without(gradients):
+    def run(flag, rules):
+        workspace.ResetWorkspace()
+        model, blobs = support.lstm(gradients=gradients)
+        optimize(model, rules, even_if_slower=True)
+        workspace.GlobalInit(["tests", flag])
+        workspace.CreateNet(model.net)
+        for _ in range(3):
+            workspace.RunNet(model.net)
+        return [found.tobytes() for found in support.values(blobs)[0]], support.values(blobs)[1]
+
+    expected, gradients_expected = run(FLAG, WITHOUT)
+    for flag in (FLAG, NO_FLAG):
+        outputs, found = run(flag, RULES)
+        assert outputs == expected
+        assert {name: value.tobytes() for name, value in found.items()} == {
+            name: value.tobytes() for name, value in gradients_expected.items()
+        }
+
+
+@pytest.mark.parametrize("kind", ["simple", "dag", "async_scheduling"])
+def test_nets_of_every_kind(kind):
+    expected = support.run(*support.lstm())
+    workspace.ResetWorkspace()
+    model, blobs = chained()
+    model.net.Proto().type = kind
+    workspace.CreateNet(model.net)
+    for _ in range(20):
+        workspace.RunNet(model.net)
+        support.assert_same(support.values(blobs), expected)
+
+
+@pytest.mark.parametrize("flag", [FLAG, NO_FLAG])
+def test_what_fails_in_a_step_is_said_as_before(flag):
+    model, _ = chained(gradients=False)
+    workspace.GlobalInit(["tests", flag])
+    workspace.CreateNet(model.net)
+    workspace.RunNet(model.net)
+    workspace.FeedBlob("layer/gates_t_w", np.ones((4 * support.D, support.D + 1), np.float32))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="Error from operator"):
+            workspace.RunNet(model.net)
+    workspace.FeedBlob("layer/gates_t_w", np.ones((4 * support.D, support.D), np.float32))
+    assert workspace.RunNet(model.net)
+
+
+# ------------------------------------------------------------------------------------------------------------ the chain
+
+
+def asked(names, found):
+    """A net of operators that know nothing of each other and say in which thread they run."""
+
+    def answer(name):
+        def ask(inputs, outputs):
+            found.append((name, threading.get_ident()))
+            outputs[0].feed(np.zeros(1, np.float32))
+
+        return ask
+
+    return caffe2_pb2.NetDef(
+        name="asked", op=[core.CreatePythonOperator(answer(name), [], [name]) for name in names]
+    )
+
+
+@pytest.mark.parametrize("flag", [FLAG, NO_FLAG])
+def test_operators_of_a_chain_run_in_their_order(flag):
+    workspace.GlobalInit(["tests", flag])
+    names, found = ["blob_{}".format(index) for index in range(20)], []
+    net = asked(names, found)
+    calling_thread.make_chain(net)
+    for _ in range(3):
+        del found[:]
+        workspace.RunNetOnce(net)
+        assert [name for name, _ in found] == names
+        assert ({thread for _, thread in found} == {threading.get_ident()}) == (flag == FLAG)
+
+
+def test_without_the_chain_they_do_not():
+    """What the test before this one would find."""
+    names, found = ["blob_{}".format(index) for index in range(20)], []
+    net = asked(names, found)
+    net.type = calling_thread.CHAIN
+    workspace.RunNetOnce(net)
+    assert sorted(name for name, _ in found) == sorted(names)
+    assert [name for name, _ in found] != names
+
+
+@GRADIENTS
+def test_each_operator_of_the_steps_waits_for_the_one_before(gradients):
+    model, _ = chained(gradients=gradients)
+    nets = branches(model.net)
+    assert len(nets) == 1 + gradients
+    for steps, otherwise in nets:
+        assert (steps.type, steps.num_workers, otherwise.type) == ("dag", 1, "simple")
+        for before, operator in zip(steps.op, steps.op[1:]):
+            assert operator.control_input[-1] == before.output[0]
+
+
+@pytest.mark.parametrize("flag, runs", [(FLAG, True), (NO_FLAG, False), (FLAG, True)])
+def test_whose_thread_it_is(flag, runs):
+    workspace.FeedBlob("mine", np.zeros(1, np.float32))
+    before = workspace.CurrentWorkspace(), workspace.Blobs()
+    workspace.GlobalInit(["tests", flag])
+    for _ in range(2):
+        assert calling_thread.runs_chains() == runs
+    assert (workspace.CurrentWorkspace(), workspace.Blobs()) == before
+
+
+def test_a_caffe2_that_cannot_be_asked(monkeypatch):
+    monkeypatch.setattr(core, "IsOperator", lambda kind: kind != "Python")
+    assert not calling_thread.runs_chains()
+
+
+# --------------------------------------------------------------------------------------------------------- what it says
+
+
+def reasons(**options):
+    report = optimize(support.lstm()[0], RULES, dry_run=True, **options)
+    return [refusal.reason for refusal in report.refusals if refusal.rule == RULE]
+
+
+def test_it_pays_with_the_flag(monkeypatch):
+    monkeypatch.setattr(support.rule("unrolled_steps"), "loss", lambda loop, site, sizes: None)
+    assert reasons() == []
+    workspace.GlobalInit(["tests", NO_FLAG])
+    assert reasons(even_if_slower=True) == []
+    assert reasons() == [
+        "the net would have a thread of its own; before it is optimised and created, pass "
+        "--caffe2_net_async_run_root_tasks_inline=1 to workspace.GlobalInit"
+    ]
+
+
+def test_it_is_about_steps_that_are_written_out():
+    report = optimize(support.lstm()[0], [RULE], even_if_slower=True)
+    assert (report.total, list(report.refusals)) == (0, [])
+
+
+def refused(operator):
+    """What the rule says of an LSTM that is written out and whose step has an operator more."""
+    model, _ = support.lstm(gradients=False)
+    (loop,) = read_loops(model.net.Proto()).values()
+    sizes = Sizes({"layer/i2h": (support.T, support.N, 16), "h0": (1, support.N, 4), "c0": (1, support.N, 4)})
+    written_out = support.rule("unrolled_steps")
+    (site,) = written_out.sites(loop)
+    written_out.rewrite(loop, site, sizes)
+    loop.operators.append(operator)
+    (site,) = support.rule(RULE).sites(loop)
+    return support.rule(RULE).refusal(loop, site, sizes)
+
+
+def test_what_is_refused():
+    there = core.DeviceOption(caffe2_pb2.IDEEP)
+    assert refused(core.CreateOperator("Copy", ["layer/hidden_t"], ["copy"])) is None
+    assert refused(core.CreateOperator("Relu", ["a"], ["b"], device_option=there)) == (
+        "'Relu' is not the CPU's, and its thread would be another one"
+    )
+    assert refused(core.CreateOperator("Print", ["layer/hidden_t"], [])) == (
+        "the operator behind 'Print' could not wait for it, as it has no outputs"
+    )
