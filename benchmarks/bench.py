@@ -45,6 +45,7 @@ from caffe2.python import workspace
 import machine
 import reporting
 import sections
+from caffe2_recurrent.rewriting.calling_thread import FLAG
 from interpreters import Interpreter, Other, read_other
 from layers import CELLS, MAKERS, Shape, optimizer
 from measuring import current_threads, set_threads
@@ -208,6 +209,7 @@ def collect(options: argparse.Namespace, keep: Callable[[Results], object] = lam
             found[section].update(machine=on, bystanders=bystanders.cores())
             if section in BY_THREADS:
                 found[section][reporting.APART] = True
+                found[section][reporting.CHAINS] = FLAG
             keep({"sections": found})
     finally:
         set_threads(before)
@@ -239,7 +241,7 @@ def _cell_and_shape(record: sections.Record) -> Tuple[Optional[str], str]:
 
 
 def _initialize() -> None:
-    workspace.GlobalInit(["bench", "--caffe2_log_level=3"])
+    workspace.GlobalInit(["bench", "--caffe2_log_level=3", FLAG])
 
 
 def _initialize_child(parent: int) -> None:

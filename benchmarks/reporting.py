@@ -13,6 +13,8 @@ from targets import AIM, KEPT, MISSED, OF_PRODUCTS, OTHER_TORCH, RECOMPUTE, targ
 NONE = "–"
 # Of sections: that each number of threads has had a process of its own.
 APART = "apart"
+# And what Caffe2 was started with, so that the calling thread runs chains of operators.
+CHAINS = "chains"
 BY_BEST = "best times"
 BY_MEDIAN = "medians over the rounds of the ratio within one round"
 OR_OF_MEDIANS = (
@@ -204,6 +206,7 @@ def _introduction(results: Results) -> str:
         "*Training* is forward and backward to all parameters and the input, for a constant gradient of the output; "
         "*forward* is a net without a backward step, with the same weights in all runs.",
         "Of Caffe2's nets the time is that with the RNN executor on or off, whichever is less.",
+        *(["Caffe2 is started with `{}`.".format(times[CHAINS])] if CHAINS in times else []),
         "*Products alone* is the sum of the pass's matrix products, each in its fastest layout: the limit.",
     ]
     if has_operators:

@@ -287,6 +287,12 @@ def test_the_introduction_says_how_these_numbers_were_measured(apart):
     assert "Operators alone" not in text
 
 
+def test_the_introduction_says_what_caffe2_was_started_with():
+    started = "Caffe2 is started with `--flag=1`."
+    assert started in reporting.document(results_of([RECORD], **{reporting.CHAINS: "--flag=1"}))
+    assert started[:10] not in reporting.document(results_of([RECORD]))
+
+
 def test_a_table_can_be_read_as_it_is():
     assert reporting.table(["shape", "ms"], [["a", "1.0"], ["longer", "10.25"]]).splitlines() == [
         "| shape  |    ms |",

@@ -15,7 +15,8 @@ import rewriting_support as support
 from caffe2_recurrent import optimize, recurrent_net
 from caffe2_recurrent.loops.reading import read_loops
 from caffe2_recurrent.loops.sizes import Sizes
-from caffe2_recurrent.rewriting import calling_thread
+from caffe2_recurrent.rewriting import calling_thread, chains
+from caffe2_recurrent.rewriting.products import thread_numbers
 from cells import CELLS
 from test_random_step_nets import drawn_options, seeds
 from test_rewriting_random import assert_drawn_cell_right, assert_step_net_right, chosen_rules
@@ -26,8 +27,8 @@ pytestmark = pytest.mark.usefixtures("unrolled_steps")
 RULE = "chained_steps"
 FLAG = calling_thread.FLAG
 NO_FLAG = FLAG[:-1] + "0"
-# But the one that has products of steps by oneDNN, whose operators are not the CPU's, and the one that otherwise has the
-# RNN executor stay.
+# But the one that has products of steps by oneDNN, whose operators are not the CPU's, and the one that has the RNN
+# executor stay otherwise.
 RULES = [name for name in MOST if name not in ("packed_products", "executor_threads")]
 WITHOUT = [name for name in RULES if name != RULE]
 
@@ -125,6 +126,117 @@ def test_what_fails_in_a_step_is_said_as_before(flag):
     assert workspace.RunNet(model.net)
 
 
+# -------------------------------------------------------------------------------------------- steps that stay in a loop
+
+LOOPS = [name for name in support.NAMES if name not in ("unrolled_steps", "executor_threads")]
+TRAINED = pytest.mark.parametrize("options", [{}, {"lengths": True}, {"memory_optimization": True}], ids=str)
+# Of oneDNN some keep filters.
+ALL_TRIALS = pytest.mark.parametrize("packed", [True, False], ids=["oneDNN", "MKL"])
+
+
+def steps_of(net):
+    """The nets of the steps of all loops: each the one operator that runs a chain, or what was there."""
+    loops = [operator for operator in net.Proto().op if operator.type == support.LOOP]
+    return [support.argument(operator, "step_net").n for operator in loops]
+
+
+def are_chains(net):
+    found = []
+    for step in steps_of(net):
+        (operator,) = step.op
+        (given,) = operator.arg
+        assert (operator.type, given.name, given.n.type, given.n.num_workers) == ("If", "then_net", "dag", 1)
+        for before, behind in zip(given.n.op, given.n.op[1:]):
+            assert behind.control_input[-1] == before.output[0]
+        assert all(operator.device_option.device_type == caffe2_pb2.CPU for operator in given.n.op)
+        found.append([operator.type for operator in given.n.op])
+    return found
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
+def test_loops_of_cells_have_the_values_and_gradients_of_a_numpy_loop(cell, backward_loops):
+    fired, reasons = support.fired_on(cell, LOOPS, RULE)
+    assert fired or cell.name.startswith("attention"), reasons
+
+
+@pytest.mark.usefixtures("backward_loops")
+@settings(max_examples=40)
+@given(seeds, st.integers(1, 3), chosen_rules)
+def test_loops_of_random_step_nets(seed, sequences, rules):
+    assert_step_net_right(seed, sequences, False, set(LOOPS) if rules is None else {*rules, RULE, "backward_loop"})
+
+
+@ALL_TRIALS
+@TRAINED
+@GRADIENTS
+def test_an_lstm_in_a_loop(options, gradients, packed, backward_loops):
+    rules = [name for name in LOOPS if packed or name != "packed_products"]
+    expected = support.run(*support.lstm(gradients=gradients, **options))
+    workspace.ResetWorkspace()
+    model, blobs = support.lstm(gradients=gradients, forward_only=not gradients, **options)
+    assert optimize(support.without_executor(model), rules, even_if_slower=True).counts[RULE] == 1 + gradients
+    found = are_chains(model.net)
+    assert len(found) == 1 + gradients
+    assert any("If" in kinds for kinds in found) == packed
+    for flag in (FLAG, NO_FLAG):
+        workspace.GlobalInit(["tests", flag])
+        workspace.CreateNet(model.net, overwrite=True)
+        for _ in range(3):
+            workspace.RunNet(model.net)
+            support.assert_same(support.values(blobs), expected)
+
+
+@ALL_TRIALS
+@pytest.mark.parametrize("flag", [FLAG, NO_FLAG])
+def test_what_fails_in_a_step_of_a_loop_is_said_as_before(flag, packed):
+    model = support.without_executor(support.lstm(gradients=False, forward_only=True)[0])
+    optimize(model, [RULE, *["packed_products"] * packed], even_if_slower=True)
+    assert len(are_chains(model.net)) == 1
+    workspace.GlobalInit(["tests", flag])
+    workspace.CreateNet(model.net)
+    workspace.RunNet(model.net)
+    for blob in ("h0", "c0"):
+        workspace.FeedBlob(blob, np.ones((support.N, support.D + 1), np.float32))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="could not create a descriptor" if packed else "Error from operator"):
+            workspace.RunNet(model.net)
+    support.feed()
+    assert workspace.RunNet(model.net)
+
+
+def test_an_error_in_a_chain_is_found(monkeypatch):
+    """The last operator of a step reads one of its inputs twice."""
+    expected = support.run(*support.lstm(gradients=False))
+    workspace.ResetWorkspace()
+
+    def make_chain(net):
+        net.op[-1].input[0] = net.op[-1].input[1]
+
+    monkeypatch.setattr(chains, "make_chain", make_chain)
+    model, blobs = support.lstm(gradients=False, forward_only=True)
+    rules = [name for name in LOOPS if name != "packed_products"]
+    optimize(support.without_executor(model), rules, even_if_slower=True)
+    with pytest.raises(AssertionError, match="output"):
+        support.assert_same(support.run(model, blobs), expected)
+
+
+def test_one_blob_is_true_for_both_loops(backward_loops):
+    model = support.without_executor(support.lstm()[0])
+    optimize(model, LOOPS, even_if_slower=True)
+    conditions = {step.op[0].input[0] for step in steps_of(model.net)}
+    (condition,) = conditions
+    readers = [operator for operator in model.net.Proto().op if condition in operator.input]
+    assert [operator.type for operator in readers] == [support.LOOP] * 2
+
+
+def test_a_second_time_it_says_what_runs_the_steps():
+    model = support.without_executor(support.lstm(gradients=False, forward_only=True)[0])
+    assert optimize(model, [RULE], even_if_slower=True).total == 1
+    assert optimize(model, [RULE], even_if_slower=True).refusals[0].reason == (
+        "its steps have operators that run nets (If), and rules do not look into these"
+    )
+
+
 # ------------------------------------------------------------------------------------------------------------ the chain
 
 
@@ -138,9 +250,7 @@ def asked(names, found):
 
         return ask
 
-    return caffe2_pb2.NetDef(
-        name="asked", op=[core.CreatePythonOperator(answer(name), [], [name]) for name in names]
-    )
+    return caffe2_pb2.NetDef(name="asked", op=[core.CreatePythonOperator(answer(name), [], [name]) for name in names])
 
 
 @pytest.mark.parametrize("flag", [FLAG, NO_FLAG])
@@ -211,9 +321,41 @@ def test_it_pays_with_the_flag(monkeypatch):
     ]
 
 
-def test_it_is_about_steps_that_are_written_out():
-    report = optimize(support.lstm()[0], [RULE], even_if_slower=True)
-    assert (report.total, list(report.refusals)) == (0, [])
+def loop_reasons(rules=(RULE,), model=None, **options):
+    model = model or support.lstm(gradients=False, forward_only=True)[0]
+    report = optimize(model, list(rules), dry_run=True, **options)
+    return [(refusal.what, refusal.reason) for refusal in report.refusals if refusal.rule == RULE]
+
+
+def test_loops_that_are_left_alone(backward_loops, monkeypatch):
+    model, _ = support.lstm()
+    assert loop_reasons(model=support.without_executor(model), even_if_slower=True) == [
+        ("steps", "each of its steps has a workspace of its own, and would have such a net")
+    ]
+    model, _ = support.lstm()
+    assert loop_reasons(model=model, even_if_slower=True) == [
+        ("steps", "the RNN executor runs its steps, and prepares no lines of log")
+    ]
+    few = [("steps", "it has too few operators")]
+    without = support.without_executor(support.lstm(gradients=False, forward_only=True)[0])
+    assert loop_reasons(model=without) == few
+    workspace.GlobalInit(["tests", NO_FLAG])
+    assert loop_reasons(model=without) == few
+    monkeypatch.setattr(chains, "FEWEST", 1)
+    ((_, reason),) = loop_reasons(model=without)
+    assert reason.endswith("pass {} to workspace.GlobalInit".format(FLAG))
+    workspace.GlobalInit(["tests", FLAG])
+    assert loop_reasons(model=without) == []
+
+
+def test_filters_for_a_number_of_threads(backward_loops, monkeypatch):
+    monkeypatch.setattr(thread_numbers, "matter", lambda: True)
+    model, _ = support.lstm(gradients=False, forward_only=True)
+    found = loop_reasons(LOOPS, model, even_if_slower=True, constant_threads=True)
+    assert found in (
+        [],  # no product that keeps filters
+        [("steps", "its filters are for the number of OpenMP's threads of the thread that calls it")],
+    )
 
 
 def refused(operator):

@@ -87,8 +87,9 @@ class Loop:
     steps share. `before` and `after_gradient` are operators of the outer net that run once, around the two; `made` are
     blobs that rules have had made, by what they are. `buffers` are states that no step reads: they hold a blob of all
     steps, for operators after the loop. With `weights`, and how each is compared, what depends on these alone is to be
-    made when they have changed; `may_keep` says what could be. With `unrolled` its steps are to be written out. `rules`
-    are the names of those that are to be applied to it.
+    made when they have changed; `may_keep` says what could be. With `unrolled` its steps are to be written out.
+    `chained` are, by the net of a step that is to be a chain, outer blobs that are true, see `rewriting/chains.py`.
+    `rules` are the names of those that are to be applied to it.
     """
 
     name: str
@@ -113,6 +114,7 @@ class Loop:
     original: Original = Original()
     weights: Mapping[str, str] = field(default_factory=dict)
     unrolled: Optional[Unrolled] = None
+    chained: Dict[str, str] = field(default_factory=dict)
     rules: FrozenSet[str] = frozenset()
     may_keep: Keeping = Keeping.NOTHING
 

@@ -18,7 +18,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.backward.gradient_maker import POSITIONS
 from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.loops.parts import Carried, State, StateGradient
-from caffe2_recurrent.operator_arguments import STATES, integers, strings
+from caffe2_recurrent.operator_arguments import BACKWARD_STEP_NET, STATES, integers, strings
 from caffe2_recurrent.operators import (
     BACKWARD_PASS_OF,
     LINK,
@@ -28,6 +28,7 @@ from caffe2_recurrent.operators import (
     is_on_onednn,
     new_operator,
 )
+from caffe2_recurrent.rewriting import chains
 from caffe2_recurrent.rewriting.emit import ATEN, aten_is_missing
 from caffe2_recurrent.rewriting.engine_blobs import is_of_engine
 from caffe2_recurrent.rewriting.products import kept_filters
@@ -164,11 +165,12 @@ def _backward(
     state_links = [
         link for of in linked.values() for link in (Link(of.incoming, of.outer, 0), Link(of.outgoing, of.outer, 1))
     ]
+    operators = kept_filters.in_place(step, {link.inner for link in [*shown, *state_links]})
     made = Loop(
         name=gradient.sequence,
         forward=new_operator(OPERATOR, [], [], loop.forward, **arguments),
         net=net,
-        operators=kept_filters.in_place(step, {link.inner for link in [*shown, *state_links]}),
+        operators=chains.chained(loop, BACKWARD_STEP_NET, operators),
         inputs=[loop.inputs[0]],
         outputs=list(dict.fromkeys([gradient.sequence, *(alias.outer_output for alias in aliases), *gradient.others])),
         states=states,
@@ -185,7 +187,7 @@ def _backward(
     read = ({link.outer for link in shown} - own | made.references) - set(made.outputs)
     for blob in [*(state.outer_initial for state in states), *sorted(read)]:
         made.add_reference(blob)
-    there = {blob for operator in filter(is_on_onednn, made.operators) for blob in operator.output}
+    there = {blob for operator in filter(is_on_onednn, operators) for blob in operator.output}
     for blob in loop.inputs:
         if blob in there:
             # It has been made before: a net that frees what nothing reads any more has to know.
@@ -196,6 +198,8 @@ def _backward(
             made.add_reference(of.of_all)
     for outer in turned.carried:
         made.add_reference(last[outer])
+    if BACKWARD_STEP_NET in loop.chained:
+        made.add_reference(loop.chained[BACKWARD_STEP_NET])
     made.outputs.append(kept_filters.backward_workspaces(loop) or loop.new_blob("gradient_" + STEP_WORKSPACES))
     return made
 

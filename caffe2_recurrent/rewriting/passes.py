@@ -9,9 +9,16 @@ from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.loops.parts import Keeping
 from caffe2_recurrent.loops.reading import read_loops
 from caffe2_recurrent.loops.sizes import Sizes
-from caffe2_recurrent.operator_arguments import has_nets
+from caffe2_recurrent.operator_arguments import STEP_NET, has_nets
 from caffe2_recurrent.operators import GRADIENT_OPERATOR, LINK, OPERATOR, is_backward_of
-from caffe2_recurrent.rewriting import backward_pass, exposed_gradients, memory_names, unchanged_weights, unrolled
+from caffe2_recurrent.rewriting import (
+    backward_pass,
+    chains,
+    exposed_gradients,
+    memory_names,
+    unchanged_weights,
+    unrolled,
+)
 from caffe2_recurrent.rewriting.products import kept_filters, thread_numbers
 from caffe2_recurrent.rewriting.report import Refusal, Report, Rewrite
 from caffe2_recurrent.rewriting.rule import Rule
@@ -115,7 +122,7 @@ def _in_place(loop: Loop) -> Loop:
         needed.update(blob for operator in gradient.operators for blob in operator.input)
         own = {*linked, *gradient.net.external_output, *gradient.of_parameters}
         gradient = dataclasses.replace(gradient, operators=kept_filters.in_place(gradient.operators, own, keeps))
-    operators = kept_filters.in_place(loop.operators, needed, keeps)
+    operators = chains.chained(loop, STEP_NET, kept_filters.in_place(loop.operators, needed, keeps))
     return dataclasses.replace(loop, operators=operators, gradient=gradient)
 
 

@@ -1,19 +1,25 @@
-"""Steps that are written out as one chain, which runs without lines of log."""
+"""Steps as one chain of operators, which runs without lines of log."""
 
-from typing import Iterable, Optional
+from typing import Iterable, List, Optional
 
 from caffe2.proto import caffe2_pb2
 
+from caffe2_recurrent.executor import ENABLE
 from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.loops.sizes import Sizes
-from caffe2_recurrent.rewriting import calling_thread
+from caffe2_recurrent.operator_arguments import BACKWARD_STEP_NET, STEP_NET, integer
+from caffe2_recurrent.rewriting import backward_pass, calling_thread, chains
+from caffe2_recurrent.rewriting.products import kept_filters, thread_numbers
 from caffe2_recurrent.rewriting.rule import Rule, Site
+
+WRITTEN_OUT = "steps that are written out"
+STEPS = {STEP_NET: "steps", BACKWARD_STEP_NET: "steps of the backward pass"}
 
 
 class ChainedSteps(Rule):
-    """If there are T steps: a net of type `simple` of their operators
+    """If there are T steps: a net of type `simple` of their operators;    a step of a loop, if all have two workspaces
 
-    =>  If there are T steps: a net of type `dag` of the same operators, each waiting for the one before it
+    =>  a net of type `dag` of the same operators, each waiting for the one before it;    an `If` that runs such a net
 
     Such a net prepares no line of log for each operator. It has a thread of its own, which costs more than that, but
     where `calling_thread.FLAG` is set as the net is created. What fails in it is reported as before.
@@ -22,25 +28,49 @@ class ChainedSteps(Rule):
     name = "chained_steps"
 
     def sites(self, loop: Loop) -> Iterable[Site]:
-        if loop.unrolled is not None and not loop.unrolled.is_chain:
-            yield Site("steps that are written out", None)
+        if loop.unrolled is not None:
+            if not loop.unrolled.is_chain:
+                yield Site(WRITTEN_OUT, None)
+            return
+        is_turned = loop.gradient is not None and loop.gradient.turned is not None
+        for step in (STEP_NET, BACKWARD_STEP_NET) if is_turned else (STEP_NET,):
+            if step not in loop.chained:
+                yield Site(STEPS[step], step)
 
     def refusal(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
-        for operators in loop.steps:
-            for operator in operators:
-                if operator.device_option.device_type != caffe2_pb2.CPU:
-                    return "'{}' is not the CPU's, and its thread would be another one".format(operator.type)
-                if not operator.output:
-                    return "the operator behind '{}' could not wait for it, as it has no outputs".format(operator.type)
-        return None
+        if site.where is None:
+            return next(filter(None, (chains.why_not(operators, False) for operators in loop.steps)), None)
+        if integer(loop.forward, ENABLE, 0):
+            return "the RNN executor runs its steps, and prepares no lines of log"
+        if loop.has_backward_step and (loop.gradient is None or loop.gradient.turned is None):
+            return "each of its steps has a workspace of its own, and would have such a net"
+        operators = _operators(loop, site.where)
+        if kept_filters.are_in(operators) and thread_numbers.matter():
+            # In a process without the flag its thread may have another number than the one that lays out the filters.
+            return "its filters are for the number of OpenMP's threads of the thread that calls it"
+        return chains.why_not(operators)
 
     def loss(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
-        if calling_thread.runs_chains():
-            return None
-        return "the net would have a thread of its own; before it is optimised and created, pass {} to {}".format(
-            calling_thread.FLAG, "workspace.GlobalInit"
-        )
+        # Links are operators of the steps that go backwards.
+        links = len(backward_pass.links(loop)) if site.where == BACKWARD_STEP_NET else 0
+        if site.where is not None and not chains.pays(_operators(loop, site.where), links):
+            return "it has too few operators"
+        if not calling_thread.runs_chains():
+            return "the net would have a thread of its own; before it is optimised and created, pass {} to {}".format(
+                calling_thread.FLAG, "workspace.GlobalInit"
+            )
+        return None
 
     def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
+        if site.where is not None:
+            loop.chained[site.where] = next(iter(loop.chained.values()), None) or chains.add_always(loop)
+            return
         assert loop.unrolled is not None
         loop.unrolled = loop.unrolled._replace(is_chain=True)
+
+
+def _operators(loop: Loop, step: str) -> List[caffe2_pb2.OperatorDef]:
+    if step == STEP_NET:
+        return loop.operators
+    assert loop.gradient is not None
+    return loop.gradient.operators
