@@ -69,6 +69,19 @@ def no_unrolled_steps(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
 
 
 @pytest.fixture
+def chained_steps() -> None:
+    """The operators of a step may be in a net of their own; elsewhere tests look at those of the step."""
+
+
+@pytest.fixture(autouse=True)
+def no_chained_steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    from caffe2_recurrent.rewriting.rules.chained_steps import ChainedSteps
+
+    if "chained_steps" not in request.fixturenames:
+        monkeypatch.setattr(ChainedSteps, "sites", lambda self, loop: iter(()))
+
+
+@pytest.fixture
 def nnpack_products() -> None:
     """Products of steps may be NNPACK's; elsewhere tests look at those of MKL and oneDNN."""
 

@@ -22,7 +22,7 @@ from test_random_step_nets import drawn_options, seeds
 from test_rewriting_random import assert_drawn_cell_right, assert_step_net_right, chosen_rules
 from test_rewriting_unrolled_steps import ALONE, GRADIENTS, MOST, branches
 
-pytestmark = pytest.mark.usefixtures("unrolled_steps")
+pytestmark = pytest.mark.usefixtures("unrolled_steps", "chained_steps")
 
 RULE = "chained_steps"
 FLAG = calling_thread.FLAG
