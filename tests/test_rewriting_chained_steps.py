@@ -17,6 +17,7 @@ from caffe2_recurrent.loops.reading import read_loops
 from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.rewriting import calling_thread, chains
 from caffe2_recurrent.rewriting.products import thread_numbers
+from caffe2_recurrent.rewriting.rules.unrolled_steps import UnrolledSteps
 from cells import CELLS
 from test_random_step_nets import drawn_options, seeds
 from test_rewriting_random import assert_drawn_cell_right, assert_step_net_right, chosen_rules
@@ -311,7 +312,7 @@ def reasons(**options):
 
 
 def test_it_pays_with_the_flag(monkeypatch):
-    monkeypatch.setattr(support.rule("unrolled_steps"), "loss", lambda loop, site, sizes: None)
+    monkeypatch.setattr(UnrolledSteps, "loss", lambda *_: None)
     assert reasons() == []
     workspace.GlobalInit(["tests", NO_FLAG])
     assert reasons(even_if_slower=True) == []
