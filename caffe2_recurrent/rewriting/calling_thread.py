@@ -39,7 +39,7 @@ def runs_chains() -> bool:
 def make_chain(net: caffe2_pb2.NetDef) -> None:
     """Have each operator wait for the one before it, all of which have outputs and are the CPU's."""
     net.type = CHAIN
-    # What the net would have without the flag: each one more would wait for nothing.
+    # Without the flag there is nothing to do for more threads than one.
     net.num_workers = 1
     for before, operator in zip(net.op, net.op[1:]):
         operator.control_input.append(before.output[0])

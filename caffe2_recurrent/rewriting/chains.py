@@ -3,8 +3,8 @@
     operators of a step, some of them oneDNN's  =>  If(always): a chain of the CPU's operators, with
                                                     If(always): operators of oneDNN's
 
-What fails in a net that steps run otherwise than by an operator, the engine does not notice. An operator that runs it
-fails as well. A chain is of one device, and an `If` is the CPU's.
+Where the net of a step itself is of such a type, the engine does not notice what fails in it. An operator that runs the
+net fails with it. A chain is of one device, and an `If` is the CPU's.
 
 Source: RecurrentNetworkOp in caffe2/operators/rnn/recurrent_network_op.h, if_op.h, computeChains in net_dag_utils.cc.
 """
