@@ -36,6 +36,7 @@ def assert_drawn_cell_right(data, executor, rules):
 
 @settings(max_examples=60)
 @given(seeds, st.integers(1, 3), st.booleans(), chosen_rules, st.booleans())
+@example(40409, 1, True, None, True)  # a Mul by ATen that nothing reads any more
 @example(89, 1, False, None, False)  # a Tanh in place, whose Sum reads its own output until it is merged
 def test_random_step_nets(seed, sequences, executor, rules, names_again):
     assert_step_net_right(seed, sequences, executor, rules, names_again)

@@ -9,9 +9,14 @@ from typing import FrozenSet, List
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.operator_arguments import string
 from caffe2_recurrent.operators import as_bytes, is_written_next
+from caffe2_recurrent.rewriting.emit import ATEN
 from caffe2_recurrent.rewriting.steps.repeatable import REPEATABLE
 from caffe2_recurrent.step_net import REPLACING
+
+# ATen's that rules put in the place of Caffe2's, before anything is known to be overwritten.
+REPEATABLE_OF_ATEN = frozenset(["add", "mul", "sigmoid", "tanh"])
 
 
 def found(loop: Loop) -> FrozenSet[bytes]:
@@ -38,11 +43,17 @@ def _positions(operators: List[caffe2_pb2.OperatorDef]) -> List[int]:
     return [
         position
         for position in reversed(range(len(operators)))
-        if operators[position].type in REPEATABLE
+        if _is_repeatable(operators[position])
         and operators[position].output
         and shown.isdisjoint(operators[position].output)
         and all(is_written_next(operators[position + 1 :], blob) for blob in operators[position].output)
     ]
+
+
+def _is_repeatable(operator: caffe2_pb2.OperatorDef) -> bool:
+    if operator.type == ATEN:
+        return string(operator, "operator", "") in REPEATABLE_OF_ATEN
+    return operator.type in REPEATABLE
 
 
 def _as_it_is(operator: caffe2_pb2.OperatorDef) -> bytes:
