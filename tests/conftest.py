@@ -41,14 +41,6 @@ def backward_loops() -> None:
     """Backward passes may become loops of their own; elsewhere tests look at loops and their gradients as one."""
 
 
-@pytest.fixture(autouse=True)
-def no_backward_loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    from caffe2_recurrent.rewriting.rules.backward_loop import BackwardLoop
-
-    if "backward_loops" not in request.fixturenames:
-        monkeypatch.setattr(BackwardLoop, "sites", lambda self, loop: iter(()))
-
-
 @pytest.fixture
 def unrolled_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps may be written out one behind the other; elsewhere tests look at the loop that they are.
@@ -60,25 +52,26 @@ def unrolled_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_filters, "are_right", lambda inner, outer: False)
 
 
-@pytest.fixture(autouse=True)
-def no_unrolled_steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    from caffe2_recurrent.rewriting.rules.unrolled_steps import UnrolledSteps
-
-    if "unrolled_steps" not in request.fixturenames:
-        monkeypatch.setattr(UnrolledSteps, "sites", lambda self, loop: iter(()))
-
-
 @pytest.fixture
 def chained_steps() -> None:
     """The operators of a step may be in a net of their own; elsewhere tests look at those of the step."""
 
 
-@pytest.fixture(autouse=True)
-def no_chained_steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    from caffe2_recurrent.rewriting.rules.chained_steps import ChainedSteps
+# By the rule that has them, what a test has to ask for.
+ASKED_FOR = {
+    "backward_loop": "backward_loops",
+    "unrolled_steps": "unrolled_steps",
+    "chained_steps": "chained_steps",
+}
 
-    if "chained_steps" not in request.fixturenames:
-        monkeypatch.setattr(ChainedSteps, "sites", lambda self, loop: iter(()))
+
+@pytest.fixture(autouse=True)
+def no_rules_that_are_not_asked_for(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    from caffe2_recurrent.rewriting.rules import RULES
+
+    for rule in RULES:
+        if rule.name in ASKED_FOR and ASKED_FOR[rule.name] not in request.fixturenames:
+            monkeypatch.setattr(type(rule), "sites", lambda self, loop: iter(()))
 
 
 @pytest.fixture

@@ -70,7 +70,4 @@ class ChainedSteps(Rule):
 
 
 def _operators(loop: Loop, step: str) -> List[caffe2_pb2.OperatorDef]:
-    if step == STEP_NET:
-        return loop.operators
-    assert loop.gradient is not None
-    return loop.gradient.operators
+    return dict(zip(STEPS, loop.steps))[step]
