@@ -17,7 +17,9 @@ from caffe2_recurrent.loops.reading import read_loops
 from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.rewriting import calling_thread, chains
 from caffe2_recurrent.rewriting.products import thread_numbers
+from caffe2_recurrent.rewriting.rules import executor_threads, unrolled_steps
 from caffe2_recurrent.rewriting.rules.unrolled_steps import UnrolledSteps
+from caffe2_recurrent.rewriting.trials.timing import Seconds
 from cells import CELLS
 from test_random_step_nets import drawn_options, seeds
 from test_rewriting_random import assert_drawn_cell_right, assert_step_net_right, chosen_rules
@@ -381,3 +383,49 @@ def test_what_is_refused():
     assert refused(core.CreateOperator("Print", ["layer/hidden_t"], [])) == (
         "the operator behind 'Print' could not wait for it, as it has no outputs"
     )
+
+
+# ------------------------------------------------------------------------------------------------ trials of other rules
+
+
+def are_in_chains(loop):
+    return loop.unrolled.is_chain if loop.unrolled is not None else sorted(loop.chained)
+
+
+@pytest.mark.parametrize(
+    "chosen, ends", [([RULE], (["step_net"], True)), ([], ([], False))], ids=["with it", "without"]
+)
+def test_steps_are_compared_in_chains_where_they_will_be(chosen, ends, monkeypatch):
+    """Written out and in a loop, which it is left then, as it is faster."""
+    seen = []
+    # Of few operators, too.
+    monkeypatch.setattr(chains, "pays", lambda *_: True)
+
+    def seconds(loop, candidates, sizes):
+        seen.append(tuple(map(are_in_chains, candidates.values())))
+        assert not loop.chained and loop.unrolled is None
+        return {unrolled_steps.AS_IT_IS: Seconds(0.0, 1.0), unrolled_steps.UNROLLED: Seconds(0.0, 2.0)}
+
+    monkeypatch.setattr(unrolled_steps.loop_trial, "seconds", seconds)
+    model = support.without_executor(support.lstm(gradients=False, forward_only=True)[0])
+    report = optimize(model, ["unrolled_steps", *chosen], shapes={"x": (9, support.N, support.DIM_IN)})
+    assert seen[0] == ends
+    assert report.counts["unrolled_steps"] == 0
+    assert [len(step.op) == 1 for step in steps_of(model.net)] == [chosen != []]
+
+
+@pytest.mark.parametrize("steps, without", [(9, True), (200, ["backward_step_net", "step_net"])], ids=["few", "many"])
+def test_the_executor_is_compared_with_chains(steps, without, monkeypatch, backward_loops):
+    monkeypatch.setattr(UnrolledSteps, "loss", lambda *_: None)
+    monkeypatch.setattr(chains, "pays", lambda *_: True)
+    seen = []
+
+    def seconds(loop, candidates, sizes):
+        seen.append({name: are_in_chains(candidate) for name, candidate in candidates.items()})
+        return {executor_threads.ON: Seconds(0.0, 1.0), executor_threads.OFF: Seconds(0.0, 0.5)}
+
+    monkeypatch.setattr(executor_threads.loop_trial, "seconds", seconds)
+    rules = ["parameter_gradients", "executor_threads", "backward_loop", "unrolled_steps", RULE]
+    report = optimize(support.lstm()[0], rules, shapes={"x": (steps, support.N, support.DIM_IN)})
+    assert seen == [{executor_threads.ON: [], executor_threads.OFF: without}]
+    assert report.counts[RULE] == (1 if steps == 9 else 2)

@@ -172,6 +172,13 @@ def apply(rule: Rule, loop: Loop, sizes: Sizes, even_if_slower: bool = False) ->
     return rewrites, list(dict.fromkeys(left))
 
 
+def apply_chosen(rules: Sequence[Rule], loop: Loop, sizes: Sizes) -> None:
+    """Rewrite a copy of a loop for a trial by those of `rules` that are to be applied to it later on."""
+    for rule in rules:
+        if rule.name in loop.rules:
+            apply(rule, loop, sizes)
+
+
 def _out_of_reach(loop: Loop) -> Optional[str]:
     if any(map(kept_filters.are_in, loop.steps)):
         return "an earlier `optimize` has made its products, whose results it reads where oneDNN leaves them"

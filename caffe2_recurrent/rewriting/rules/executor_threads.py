@@ -10,6 +10,7 @@ from caffe2_recurrent.operator_arguments import argument, integer
 from caffe2_recurrent.rewriting import loop_trial, passes
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.rules.backward_loop import BackwardLoop
+from caffe2_recurrent.rewriting.rules.chained_steps import ChainedSteps
 from caffe2_recurrent.rewriting.rules.unrolled_steps import UnrolledSteps
 from caffe2_recurrent.rewriting.steps.overlap import THREADS, take_executor_off, why_steps_may_overlap
 from caffe2_recurrent.rewriting.trials import trial
@@ -19,7 +20,7 @@ from caffe2_recurrent.rewriting.trials import trial
 MANY_ELEMENTS = 8192
 ON, OFF = "one thread", "off"
 # What may apply to loops without the executor, if it was chosen too.
-WITHOUT_IT = (BackwardLoop(), UnrolledSteps())
+WITHOUT_IT = (BackwardLoop(), UnrolledSteps(), ChainedSteps())
 
 
 class ExecutorThreads(Rule):
@@ -75,9 +76,7 @@ def _goes_off(loop: Loop, sizes: Sizes) -> bool:
     on, off = copy.deepcopy(loop), copy.deepcopy(loop)
     _give_one_thread(on)
     take_executor_off(off)
-    for rule in WITHOUT_IT:
-        if rule.name in loop.rules:
-            passes.apply(rule, off, sizes)
+    passes.apply_chosen(WITHOUT_IT, off, sizes)
     found = loop_trial.seconds(loop, {ON: on, OFF: off}, sizes)
     # What cannot be tried is not slower with one thread than it was with four.
     return not isinstance(found, str) and found[OFF].step < found[ON].step

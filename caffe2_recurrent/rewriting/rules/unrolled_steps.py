@@ -10,11 +10,12 @@ from caffe2_recurrent.loops.parts import Unrolled
 from caffe2_recurrent.loops.sizes import Shape, Sizes
 from caffe2_recurrent.operator_arguments import STATES, strings
 from caffe2_recurrent.operators import SHOWING, is_on_onednn
-from caffe2_recurrent.rewriting import loop_trial, unrolled
+from caffe2_recurrent.rewriting import loop_trial, passes, unrolled
 from caffe2_recurrent.rewriting.backward_pass import state_gradients
 from caffe2_recurrent.rewriting.products import kept_filters, row_biases
 from caffe2_recurrent.rewriting.products.nnpack import is_by_nnpack
 from caffe2_recurrent.rewriting.rule import Rule, Site
+from caffe2_recurrent.rewriting.rules.chained_steps import ChainedSteps
 from caffe2_recurrent.rewriting.steps import overlap, step_shapes
 from caffe2_recurrent.rewriting.steps.rows import DIMENSIONS
 from caffe2_recurrent.rewriting.trials import trial
@@ -25,6 +26,8 @@ MOST_OPERATORS = 1000
 # A trial must be faster by this factor.
 GAIN = 1.05
 AS_IT_IS, UNROLLED = "loop", "unrolled"
+# What may apply to either, if it was chosen too.
+THEN = (ChainedSteps(),)
 
 
 class UnrolledSteps(Rule):
@@ -69,9 +72,11 @@ class UnrolledSteps(Rule):
             return "its products are large enough for oneDNN, and links take little of the time"
         if not trial.are_wanted():
             return "only a trial could tell that it is faster"
-        written_out = copy.deepcopy(loop)
+        as_it_is, written_out = copy.deepcopy(loop), copy.deepcopy(loop)
         self.rewrite(written_out, site, sizes)
-        found = loop_trial.seconds(loop, {AS_IT_IS: loop, UNROLLED: written_out}, sizes)
+        for candidate in (as_it_is, written_out):
+            passes.apply_chosen(THEN, candidate, sizes)
+        found = loop_trial.seconds(loop, {AS_IT_IS: as_it_is, UNROLLED: written_out}, sizes)
         if isinstance(found, str):
             return found
         if GAIN * found[UNROLLED].step > found[AS_IT_IS].step:
