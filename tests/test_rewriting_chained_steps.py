@@ -1,5 +1,6 @@
 """The rule `chained_steps`: steps that are written out as one chain, which the thread that calls the net runs."""
 
+import re
 import threading
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 import comparing
 import random_step_nets
 import rewriting_support as support
-from caffe2_recurrent import optimize, recurrent_net
+from caffe2_recurrent import describe, optimize, recurrent_net, step_times
 from caffe2_recurrent.loops.reading import read_loops
 from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.rewriting import calling_thread, chains
@@ -20,6 +21,7 @@ from caffe2_recurrent.rewriting.products import thread_numbers
 from caffe2_recurrent.rewriting.rules import executor_threads, unrolled_steps
 from caffe2_recurrent.rewriting.rules.unrolled_steps import UnrolledSteps
 from caffe2_recurrent.rewriting.trials.timing import Seconds
+from caffe2_recurrent.step_workspaces import steps_of_last_run
 from cells import CELLS
 from test_random_step_nets import drawn_options, seeds
 from test_rewriting_random import assert_drawn_cell_right, assert_step_net_right, chosen_rules
@@ -383,6 +385,54 @@ def test_what_is_refused():
     assert refused(core.CreateOperator("Print", ["layer/hidden_t"], [])) == (
         "the operator behind 'Print' could not wait for it, as it has no outputs"
     )
+
+
+# ------------------------------------------------------------------------------------------------- looking at the steps
+
+IN_A_CHAIN = "    the operators of a step in a chain, each waiting for the one before\n"
+
+
+def looked_at(gradients, packed, rules):
+    """What `describe` and `step_times` have to say of an LSTM that has run."""
+    workspace.ResetWorkspace()
+    model, _ = support.lstm(gradients=gradients, forward_only=not gradients)
+    unwanted = set() if packed else {"packed_products"}
+    chosen = [name for name in rules if name not in unwanted]
+    report = optimize(support.without_executor(model), chosen, even_if_slower=True, trials=False)
+    workspace.CreateNet(model.net)
+    workspace.RunNet(model.net)
+    # But for the names of nets, and what names have of the operators that they stand for.
+    text = re.sub(r"_[0-9a-f]{8}\b|net '.*?'", "", str(describe(model.net)))
+    times = [step_times(model.net, loop, runs=1) for loop in range(1 + gradients)]
+    return report.counts.get(RULE, 0), text, times
+
+
+@ALL_TRIALS
+@GRADIENTS
+def test_steps_look_as_they_do_without_the_chain(gradients, packed, backward_loops):
+    chains_made, text, times = looked_at(gradients, packed, LOOPS)
+    none_made, expected, times_expected = looked_at(gradients, packed, [name for name in LOOPS if name != RULE])
+    assert (chains_made, none_made) == (1 + gradients, 0)
+    assert text.count(IN_A_CHAIN) == 1 + gradients
+    assert text.replace(IN_A_CHAIN, "") == expected
+
+    def operators(found):
+        return [[(time.step, time.position, time.type, time.outputs) for time in of.operators] for of in found]
+
+    assert operators(times) == operators(times_expected)
+    assert all(time.microseconds > 0 for of in times for time in of.operators)
+
+
+def test_the_number_of_steps_of_a_backward_pass(backward_loops):
+    """Operators of the chain make its links, and nothing else tells: the sequence has been fed anew."""
+    model, _ = support.lstm()
+    optimize(support.without_executor(model), LOOPS, even_if_slower=True)
+    assert len(are_chains(model.net)) == 2
+    workspace.CreateNet(model.net)
+    workspace.RunNet(model.net)
+    support.feed(steps=2)
+    loops = list(read_loops(model.net.Proto()).values())
+    assert [(bool(loop.states), steps_of_last_run(loop)) for loop in loops] == [(True, support.T), (False, support.T)]
 
 
 # ------------------------------------------------------------------------------------------------ trials of other rules

@@ -11,6 +11,7 @@ from caffe2.python import workspace
 
 from caffe2_recurrent.debugging.clock import Clocked, Reading, with_clock
 from caffe2_recurrent.executor import switch_off
+from caffe2_recurrent.loops.chained import unchained
 from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.operator_arguments import STEP_NETS, set_arguments
 from caffe2_recurrent.operator_arguments import net as net_argument
@@ -120,7 +121,7 @@ def _in_steps(loop: Loop) -> _Way:
     operators, clocks = [], []
     for operator, name in zip(map(copied, loop.outer_operators), STEP_NETS):
         step_net = net_argument(operator, name)
-        clocked = with_clock(list(step_net.op), loop.names)
+        clocked = with_clock(unchained(step_net.op), loop.names)
         del step_net.op[:]
         step_net.op.extend(clocked.operators)
         step_net.external_input.extend(clocked.outer)

@@ -15,6 +15,7 @@ from typing import Iterable, List, Optional, Sequence
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
+from caffe2_recurrent.loops.chained import CHAINED
 from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.operators import is_on_onednn, new_operator, read_before_written
 from caffe2_recurrent.rewriting.calling_thread import make_chain
@@ -50,8 +51,8 @@ def chained(loop: Loop, name: str, operators: Operators) -> Operators:
     links: Operators = []
     for there, grouped in itertools.groupby(operators, is_on_onednn):
         run = list(grouped)
-        links += [_running("onednn", run, always, loop)] if there else run
-    made = _running("chain", links, always, loop)
+        links += [_running(run, always, loop)] if there else run
+    made = _running(links, always, loop)
     (given,) = made.arg
     make_chain(given.n)
     return [made]
@@ -64,8 +65,8 @@ def add_always(loop: Loop) -> str:
     return always
 
 
-def _running(name: str, operators: Operators, always: str, loop: Loop) -> caffe2_pb2.OperatorDef:
+def _running(operators: Operators, always: str, loop: Loop) -> caffe2_pb2.OperatorDef:
     read = read_before_written(operators)
     written = list(dict.fromkeys(blob for operator in operators for blob in operator.output))
-    net = caffe2_pb2.NetDef(name=name, type="simple", op=operators, external_input=read, external_output=written)
+    net = caffe2_pb2.NetDef(name=CHAINED, type="simple", op=operators, external_input=read, external_output=written)
     return new_operator("If", list(dict.fromkeys([always, *read])), written, loop.forward, then_net=net)

@@ -121,7 +121,8 @@ class Structure:
     with.
 
     `shown` are views that operators of the step make, as in a backward pass that `optimize` has made a loop of its own;
-    `backward_pass_of` then has the step workspaces of the loop which it belongs to.
+    `backward_pass_of` then has the step workspaces of the loop which it belongs to. Steps that are `chained` have an
+    operator that runs theirs, and these wait for each other.
     """
 
     name: str
@@ -142,6 +143,7 @@ class Structure:
     backward: Optional[Backward]
     shown: Tuple[View, ...] = ()
     backward_pass_of: Optional[str] = None
+    chained: bool = False
 
     @property
     def views(self) -> List[View]:

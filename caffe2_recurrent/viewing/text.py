@@ -158,6 +158,8 @@ def _run(loop: SeenLoop) -> List[str]:
     structure = loop.structure
     on_cpu = structure.device.device_type == caffe2_pb2.CPU
     lines = ["on " + device_text(structure.device), "step number in {}".format(structure.timestep)]
+    if structure.chained:
+        lines.append("the operators of a step in a chain, each waiting for the one before")
     executor = _executor(structure.executor, on_cpu)
     backward = structure.backward and _executor(structure.backward.executor, on_cpu)
     if backward in (None, executor):
