@@ -209,7 +209,8 @@ def collect(options: argparse.Namespace, keep: Callable[[Results], object] = lam
             found[section].update(machine=on, bystanders=bystanders.cores())
             if section in BY_THREADS:
                 found[section][reporting.APART] = True
-                found[section][reporting.CHAINS] = FLAG
+                for record in found[section]["records"]:
+                    record[reporting.CHAINS] = FLAG
             keep({"sections": found})
     finally:
         set_threads(before)

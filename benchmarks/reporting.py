@@ -13,7 +13,7 @@ from targets import AIM, KEPT, MISSED, OF_PRODUCTS, OTHER_TORCH, RECOMPUTE, targ
 NONE = "–"
 # Of sections: that each number of threads has had a process of its own.
 APART = "apart"
-# And what Caffe2 was started with, so that the calling thread runs chains of operators.
+# Of records: what Caffe2 was started with, so that the calling thread runs chains of operators.
 CHAINS = "chains"
 BY_BEST = "best times"
 BY_MEDIAN = "medians over the rounds of the ratio within one round"
@@ -206,7 +206,7 @@ def _introduction(results: Results) -> str:
         "*Training* is forward and backward to all parameters and the input, for a constant gradient of the output; "
         "*forward* is a net without a backward step, with the same weights in all runs.",
         "Of Caffe2's nets the time is that with the RNN executor on or off, whichever is less.",
-        *(["Caffe2 is started with `{}`.".format(times[CHAINS])] if CHAINS in times else []),
+        *_started(times.get("records", ())),
         "*Products alone* is the sum of the pass's matrix products, each in its fastest layout: the limit.",
     ]
     if has_operators:
@@ -216,6 +216,14 @@ def _introduction(results: Results) -> str:
             "takes more than both."
         )
     return textwrap.fill(" ".join(sentences), 108, break_long_words=False, break_on_hyphens=False)
+
+
+def _started(records: Sequence[Record]) -> Iterator[str]:
+    """What Caffe2 was started with, and which rows are from before that."""
+    without = ["{cell} at {shape}".format(**record) for record in records if CHAINS not in record]
+    older = "; rows of {} are older, and without it".format(", ".join(dict.fromkeys(without))) if without else ""
+    for flag in dict.fromkeys(record[CHAINS] for record in records if CHAINS in record):
+        yield "Caffe2 is started with `{}`{}.".format(flag, older)
 
 
 def _machine(results: Results) -> Iterator[str]:

@@ -288,9 +288,11 @@ def test_the_introduction_says_how_these_numbers_were_measured(apart):
 
 
 def test_the_introduction_says_what_caffe2_was_started_with():
-    started = "Caffe2 is started with `--flag=1`."
-    text = reporting.document(results_of([RECORD], **{reporting.CHAINS: "--flag=1"}))
-    assert started in " ".join(text.split())
+    with_it = {**RECORD, reporting.CHAINS: "--flag=1"}
+    older = "; rows of {} at {} are older, and without it".format(RECORD["cell"], RECORD["shape"])
+    for records, which in (([with_it], ""), ([with_it, RECORD, RECORD], older)):
+        text = " ".join(reporting.document(results_of(records)).split())
+        assert "Caffe2 is started with `--flag=1`{}.".format(which) in text
     assert "is started" not in reporting.document(results_of([RECORD]))
 
 
@@ -951,7 +953,7 @@ def test_a_tiny_run_times_all_candidates(request):
     assert len(found["records"]) == 2 * len(layers.CELLS)
     for entry in found["records"]:
         candidates = {STOCK, OURS, OPTIMISED} | ({TORCH, PRODUCTS, OPERATORS} if entry["cell"] == "LSTM" else set())
-        assert set(entry["seconds"]) == candidates
+        assert set(entry["seconds"]) == candidates and entry[reporting.CHAINS] == bench.FLAG
         for variants in entry["seconds"].values():
             assert all(seconds > 0 for rounds in variants.values() for seconds in rounds)
     assert workspace.CurrentWorkspace() == "default"
