@@ -230,18 +230,19 @@ class Cell:
         return {n: random.uniform(0.5, 1.5, size=out.shape) for n, out in enumerate(self.reference())}
 
     def reference_gradients(self):
-        # What a cell keeps in memory does not change them.
-        key = repr(self.but(options=dict.fromkeys(self.memory)))
+        # What a cell keeps in memory does not change them, and each output adds its own.
+        aside = (*self.memory, "outputs_with_grads")
+        key = repr(self.but(options=dict.fromkeys(aside)))
         if key not in REFERENCE_GRADIENTS:
-            REFERENCE_GRADIENTS[key] = self._reference_gradients()
-        return dict(REFERENCE_GRADIENTS[key])
+            REFERENCE_GRADIENTS[key] = self._gradients_by_output()
+        return {name: found[..., list(self.positions)].sum(axis=-1) for name, found in REFERENCE_GRADIENTS[key].items()}
 
-    def _reference_gradients(self):
+    def _gradients_by_output(self):
         values, seeds = self.doubles(), self.output_gradients()
 
         def loss(values):
             outputs = self.reference(values)
-            return sum((outputs[position] * seeds[position]).sum() for position in self.positions)
+            return np.array([(output * seeds[position]).sum() for position, output in enumerate(outputs)])
 
         names = [name for name, value in values.items() if value.dtype == np.float64]
         return numpy_loop.numerical_gradients(loss, values, names)

@@ -110,13 +110,15 @@ def numerical_gradients(loss, values, of, step=1e-30):
     """Derivatives of `loss(values)` for each float array named in `of`, by an imaginary step.
 
     Nothing is subtracted from its like, so that they are exact to rounding, and take one run of `loss` for each number
-    (Squire and Trapp, 1998). `loss` must be analytic where it is looked at, and keep complex numbers.
+    (Squire and Trapp, 1998). `loss` must be analytic where it is looked at, and keep complex numbers. Where it gives
+    several numbers, the last axis has the derivatives of each.
     """
     numbers = {name: v.astype(np.complex128) if v.dtype.kind == "f" else v for name, v in values.items()}
+    several = np.shape(loss(numbers))
     gradients = {}
     for name in of:
         array = numbers[name]
-        gradient = np.zeros(array.shape)
+        gradient = np.zeros(array.shape + several)
         for index in np.ndindex(*array.shape):
             array.imag[index] = step
             gradient[index] = loss(numbers).imag / step
