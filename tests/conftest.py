@@ -100,7 +100,7 @@ def short_trials(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
         for name in ("SHORT", "PATIENT"):
             monkeypatch.setattr(trial, name, 1e-3)
         for name in ("MOST", "SETTLING", "WARMING"):
-            monkeypatch.setattr(timing, name, 3e-3)
+            monkeypatch.setattr(timing, name, 1e-3)
 
 
 WITH, WITHOUT = (["tests", "--caffe2_rnn_executor={}".format(value)] for value in (1, 0))
