@@ -14,7 +14,6 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import core, workspace
 
 from caffe2_recurrent.executor import ENABLE
-from caffe2_recurrent.loops.chained import unchained
 from caffe2_recurrent.loops.loop import Loop, stands_for_loop
 from caffe2_recurrent.loops.reading import read_loops
 from caffe2_recurrent.loops.selection import note_no_loops
@@ -120,7 +119,7 @@ def steps_of_last_run(loop: Loop) -> int:
     A backward pass that has none sees the slices from 1 on of the memory of its sequence's gradient.
     """
     if not loop.states:
-        seen = [(made.input[1], integer(made, "offset", 0)) for made in unchained(loop.operators) if made.type == LINK]
+        seen = [(made.input[1], integer(made, "offset", 0)) for made in loop.operators if made.type == LINK]
         outer, offset = max([(loop.inputs[0], 0), *seen], key=lambda link: link[1])
         slices = shape(outer)
         assert slices is not None

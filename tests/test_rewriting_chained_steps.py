@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import comparing
 import random_step_nets
 import rewriting_support as support
-from caffe2_recurrent import describe, optimize, recurrent_net, step_times
+from caffe2_recurrent import check_inputs, describe, optimize, recurrent_net, step_times
 from caffe2_recurrent.loops.reading import read_loops
 from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.rewriting import calling_thread, chains
@@ -238,7 +238,7 @@ def test_a_second_time_it_says_what_runs_the_steps():
     model = support.without_executor(support.lstm(gradients=False, forward_only=True)[0])
     assert optimize(model, [RULE], even_if_slower=True).total == 1
     assert optimize(model, [RULE], even_if_slower=True).refusals[0].reason == (
-        "its steps have operators that run nets (If), and rules do not look into these"
+        "an earlier `optimize` has made the operators of its steps a chain"
     )
 
 
@@ -421,6 +421,16 @@ def test_steps_look_as_they_do_without_the_chain(gradients, packed, backward_loo
 
     assert operators(times) == operators(times_expected)
     assert all(time.microseconds > 0 for of in times for time in of.operators)
+
+
+@pytest.mark.parametrize("rule", [RULE, "unread_blobs"], ids=["a chain", "none"])
+def test_inputs_are_checked_by_what_the_steps_do(rule):
+    model = support.without_executor(support.lstm(gradients=False, forward_only=True)[0])
+    assert optimize(model, [rule], even_if_slower=True).total == (rule == RULE)
+    check_inputs(model)
+    workspace.FeedBlob("c0", np.zeros((support.N, support.D + 1), np.float32))
+    with pytest.raises(ValueError, match="'c0' must be .*, as LSTMUnit reads it with 'layer/gates_t'"):
+        check_inputs(model)
 
 
 def test_the_number_of_steps_of_a_backward_pass(backward_loops):

@@ -19,7 +19,6 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.arguments import is_integer
 from caffe2_recurrent.debugging.time_table import STEPS, LoopTime, OperatorTime, StepTimes
 from caffe2_recurrent.debugging.timed_loop import Run, copied_blobs, timed_runs
-from caffe2_recurrent.loops.chained import unchained_loop
 from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.loops.selection import AnyLoop, choose_loop
 from caffe2_recurrent.nets import AnyNet
@@ -81,7 +80,7 @@ def _is_on_a_gpu(loop: Loop) -> bool:
 
 def _operator_times(loop: Loop, runs: Sequence[Run]) -> Tuple[OperatorTime, ...]:
     times = []
-    for index, (name, operators) in enumerate(zip(STEPS, unchained_loop(loop).steps)):
+    for index, (name, operators) in enumerate(zip(STEPS, loop.steps)):
         readings = [run.steps[index] for run in runs]
         calls = readings[0].calls
         per_call = np.median([reading.operators / calls for reading in readings], axis=0)

@@ -11,7 +11,6 @@ from caffe2.python import workspace
 
 from caffe2_recurrent.debugging.clock import Clocked, Reading, with_clock
 from caffe2_recurrent.executor import switch_off
-from caffe2_recurrent.loops.chained import unchained
 from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.operator_arguments import STEP_NETS, set_arguments
 from caffe2_recurrent.operator_arguments import net as net_argument
@@ -119,9 +118,9 @@ def _around_operators(loop: Loop, name: str, executor: bool = True) -> _Way:
 
 def _in_steps(loop: Loop) -> _Way:
     operators, clocks = [], []
-    for operator, name in zip(map(copied, loop.outer_operators), STEP_NETS):
+    for operator, name, step in zip(map(copied, loop.outer_operators), STEP_NETS, loop.steps):
         step_net = net_argument(operator, name)
-        clocked = with_clock(unchained(step_net.op), loop.names)
+        clocked = with_clock(step, loop.names)
         del step_net.op[:]
         step_net.op.extend(clocked.operators)
         step_net.external_input.extend(clocked.outer)

@@ -8,6 +8,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.arguments import DEFAULT_TIMESTEP
 from caffe2_recurrent.backward.gradient_maker import POSITIONS
 from caffe2_recurrent.blob_names import Names, names_of
+from caffe2_recurrent.loops.chained import read_chained, unchained
 from caffe2_recurrent.loops.loop import Gradient, Loop
 from caffe2_recurrent.loops.parts import Original, Parameter, State
 from caffe2_recurrent.loops.surroundings import add_surroundings
@@ -63,7 +64,7 @@ def _read(operator: caffe2_pb2.OperatorDef, gradient_operator: Optional[caffe2_p
         name=outputs[0],
         forward=forward,
         net=net,
-        operators=[copied(step_operator) for step_operator in net.op],
+        operators=unchained(net.op),
         inputs=list(operator.input),
         outputs=outputs,
         states=states,
@@ -73,6 +74,7 @@ def _read(operator: caffe2_pb2.OperatorDef, gradient_operator: Optional[caffe2_p
         shared=strings(forward, RECOMPUTED),
         gradient=None if gradient_operator is None else _read_gradient(operator, gradient_operator),
         names=names,
+        chained=read_chained(net),
     )
     loop.original = Original(tuple(loop.shared), frozenset(link.inner for link in loop.all_links))
     return loop

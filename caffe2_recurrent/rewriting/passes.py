@@ -180,6 +180,8 @@ def apply_chosen(rules: Sequence[Rule], loop: Loop, sizes: Sizes) -> None:
 
 
 def _out_of_reach(loop: Loop) -> Optional[str]:
+    if loop.chained:
+        return "an earlier `optimize` has made the operators of its steps a chain"
     if any(map(kept_filters.are_in, loop.steps)):
         return "an earlier `optimize` has made its products, whose results it reads where oneDNN leaves them"
     if any(operator.type == LINK for operator in loop.operators):

@@ -6,7 +6,6 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.backward.gradient_maker import POSITIONS, PYTHON_POSITIONS
 from caffe2_recurrent.executor import ENABLE
-from caffe2_recurrent.loops.chained import is_chain, unchained_loop
 from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.loops.reading import read_links, read_renames
 from caffe2_recurrent.operator_arguments import (
@@ -35,8 +34,6 @@ from caffe2_recurrent.wiring import Alias, prefix_of
 
 
 def read_structure(loop: Loop) -> Structure:
-    chained = any(map(is_chain, loop.operators))
-    loop = unchained_loop(loop)
     backward = _backward(loop)
     views = _views(loop.forward, "link")
     sequences, states, buffers = _roles(loop, views)
@@ -59,7 +56,7 @@ def read_structure(loop: Loop) -> Structure:
         backward=backward,
         shown=tuple(_shown(loop)),
         backward_pass_of=string(loop.forward, BACKWARD_PASS_OF, "") or None,
-        chained=chained,
+        chained=bool(loop.chained),
     )
 
 
