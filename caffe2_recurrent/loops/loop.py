@@ -88,7 +88,8 @@ class Loop:
     blobs that rules have had made, by what they are. `buffers` are states that no step reads: they hold a blob of all
     steps, for operators after the loop. With `weights`, and how each is compared, what depends on these alone is to be
     made when they have changed; `may_keep` says what could be. With `unrolled` its steps are to be written out.
-    `chained` are, by the net of a step that is to be a chain, outer blobs that are true, see `rewriting/chains.py`.
+    `chained` are, by the net of a step that is to be a chain, or was read as one, outer blobs that are true, see
+    `chained.py` and `rewriting/chains.py`.
     `rules` are the names of those that are to be applied to it.
     """
 
