@@ -16,7 +16,7 @@ os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
 import coverage  # noqa: E402
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402
-from caffe2.python import workspace  # noqa: E402
+from caffe2.python import core, workspace  # noqa: E402
 
 # A shell has what runs in its background ignore Ctrl-C, and all that is started there; some tests are about it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -116,6 +116,12 @@ def fresh_workspace() -> Iterator[None]:
     workspace.ResetWorkspace()
 
 
+@pytest.fixture(autouse=True)
+def fresh_net_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Caffe2 tries one number after the other for the name of a new net; of thousands of tests each took longer."""
+    monkeypatch.setattr(core.Net, "_net_names_used", set())
+
+
 @pytest.fixture
 def executor_in_created_nets() -> None:
     """Nets that are created have the RNN executor too; elsewhere only those have it that are run once."""
@@ -146,7 +152,7 @@ def pytest_collection_finish() -> None:
 
 
 # Of so many cases of a test, one is traced: to trace all takes a fifth to a quarter of the time of all tests again.
-CASES_PER_TRACED = 8
+CASES_PER_TRACED = 16
 IS_UNTRACED = pytest.StashKey[bool]()
 
 

@@ -158,6 +158,11 @@ class Loop:
         written = {blob for operator in operators for blob in operator.output}
         return read - written - {link.inner for link in self.all_links} - {self.timestep}
 
+    def is_reference(self, read: str) -> bool:
+        """Whether a blob that one of the two steps reads is among the references."""
+        is_own = read == self.timestep or any(read == link.inner for link in self.all_links)
+        return not is_own and not any(read in operator.output for step in self.steps for operator in step)
+
     def link(self, inner: str) -> Optional[Link]:
         return next((link for link in self.links if link.inner == inner), None)
 

@@ -152,24 +152,31 @@ def _apply_all(
 
 
 def apply(rule: Rule, loop: Loop, sizes: Sizes, even_if_slower: bool = False) -> Tuple[List[Rewrite], List[Refusal]]:
-    """Rewrite a loop wherever the rule can and had better: what was done, and what was not."""
+    """Rewrite a loop wherever the rule can and had better: what was done, and what was not.
+
+    Sites in front of one that is rewritten are looked at again when those behind it have been, so that the time does
+    not grow with the square of their number.
+    """
     rewrites: List[Rewrite] = []
-    left: List[Refusal] = []
-    looking = True
-    while looking:
-        looking = False
-        left = []
+    passed: Set[str] = set()
+    while True:
+        left: List[Refusal] = []
         for site in rule.sites(loop):
+            if site.what in passed:
+                continue
             reason = rule.refusal(loop, site, sizes)
             if reason is None and not even_if_slower:
                 reason = rule.loss(loop, site, sizes)
             if reason is None:
                 rule.rewrite(loop, site, sizes)
                 rewrites.append(Rewrite(rule.name, loop.name, site.what))
-                looking = True
+                passed.update(refusal.what for refusal in left)
                 break
             left.append(Refusal(rule.name, loop.name, site.what, reason))
-    return rewrites, list(dict.fromkeys(left))
+        else:
+            if not passed:
+                return rewrites, list(dict.fromkeys(left))
+            passed.clear()
 
 
 def apply_chosen(rules: Sequence[Rule], loop: Loop, sizes: Sizes) -> None:

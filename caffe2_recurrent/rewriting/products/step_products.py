@@ -60,7 +60,7 @@ class Size(NamedTuple):
 
 def is_with_weights(loop: Loop, operator: caffe2_pb2.OperatorDef) -> bool:
     """Whether it is a product, not by oneDNN yet, with a blob that is the same in all steps."""
-    return operator.type in PRODUCTS and operator.input[1] in loop.references and not is_on_onednn(operator)
+    return operator.type in PRODUCTS and not is_on_onednn(operator) and loop.is_reference(operator.input[1])
 
 
 def is_plain(operator: caffe2_pb2.OperatorDef) -> bool:

@@ -113,8 +113,9 @@ def _why_not_kept(loop: Loop, sizes: Sizes) -> Optional[str]:
     again = [blob for operator in gradient.operators for blob in operator.output if blob in forward]
     if again:
         return "the backward step writes to '{}'".format(again[0])
+    writing = dataflow.writing(loop.operators)
     for blob, size in _kept(loop, sizes).items():
-        first, *others = (loop.operators[position] for position in dataflow.writers(loop.operators, blob))
+        first, *others = writing[blob]
         if first.type in SHOWING or any(other.type == ATEN or blob not in other.input for other in others):
             return "'{}' is written anew, or shows another blob".format(blob)
         if size is None:
@@ -126,13 +127,13 @@ def _kept(loop: Loop, sizes: Sizes) -> Dict[str, Optional[int]]:
     """The blobs that the backward step reads and only the workspace of their step has, with their columns if known."""
     gradient = loop.gradient
     assert gradient is not None
-    linked = {link.inner for link in loop.all_links}
+    kept = loop.written - {link.inner for link in loop.all_links}
     known = {**loop.known.columns, **columns(loop, sizes)}
     written: Set[str] = set()
     found: Dict[str, Optional[int]] = {}
     for operator in gradient.operators:
         for blob in operator.input:
-            if blob in loop.written and blob not in linked and blob not in written:
+            if blob in kept and blob not in written:
                 found[blob] = known.get(blob)
         written.update(operator.output)
     return found

@@ -126,8 +126,9 @@ def what_may_be_kept(loop: Loop, sizes: Sizes) -> Keeping:
 def _becomes_two(loop: Loop, sizes: Sizes) -> bool:
     """Whether its backward pass becomes a loop of its own: as it is, there are as many step workspaces as steps."""
     rule = BackwardLoop()
+    # Whether it pays is known at once.
     return any(
-        rule.refusal(loop, site, sizes) is None and rule.loss(loop, site, sizes) is None for site in rule.sites(loop)
+        rule.loss(loop, site, sizes) is None and rule.refusal(loop, site, sizes) is None for site in rule.sites(loop)
     )
 
 
@@ -153,7 +154,7 @@ def _ways(loop: Loop, product: Product, may_keep: Keeping) -> List[str]:
     size = (product.inner, product.outer, product.parts)
     there = product_ways.ways_of(product.parts, Keeping.FILTERS in may_keep)
     ways = [way for way in there if separate_rows.in_steps(way, *size)]
-    if product.bias is not None and product.bias not in loop.references:
+    if product.bias is not None and not loop.is_reference(product.bias):
         ways = [way for way in ways if not product_ways.lays_out_bias(way)]
     return [way for way in ways if not (product_ways.is_by_onednn(way) and has_threads_given(loop))]
 

@@ -96,7 +96,7 @@ def _made(loop: Loop, blob: str) -> Optional[Made]:
 
 
 def _is_product(loop: Loop, operator: caffe2_pb2.OperatorDef) -> bool:
-    return operator.type == PRODUCT and operator.input[1] in loop.references
+    return operator.type == PRODUCT and loop.is_reference(operator.input[1])
 
 
 def _moved(loop: Loop, position: int) -> Optional[caffe2_pb2.OperatorDef]:

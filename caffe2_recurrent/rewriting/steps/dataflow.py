@@ -1,6 +1,6 @@
 """Which operator of a list writes the value that another one reads; blobs may be written more than once."""
 
-from typing import Container, Iterable, Iterator, List, Optional, Sequence
+from typing import Container, Dict, Iterable, Iterator, List, Optional, Sequence
 
 from caffe2.proto import caffe2_pb2
 
@@ -17,6 +17,15 @@ def writer(operators: Operators, blob: str, before: Optional[int] = None) -> Opt
 
 def writers(operators: Operators, blob: str) -> List[int]:
     return [position for position, operator in enumerate(operators) if blob in operator.output]
+
+
+def writing(operators: Operators) -> Dict[str, List[caffe2_pb2.OperatorDef]]:
+    """By the blob, the operators that write it, in their order."""
+    found: Dict[str, List[caffe2_pb2.OperatorDef]] = {}
+    for operator in operators:
+        for blob in dict.fromkeys(operator.output):
+            found.setdefault(blob, []).append(operator)
+    return found
 
 
 def readers(operators: Operators, blob: str, after: int = -1) -> List[int]:

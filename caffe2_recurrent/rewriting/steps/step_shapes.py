@@ -1,5 +1,6 @@
 """The shapes of a step's blobs as its operators see them, as far as they are known."""
 
+import itertools
 from typing import Dict, Iterable, Mapping, Optional, Sequence, Set
 
 import numpy as np
@@ -117,9 +118,7 @@ def _after(operators: Sequence[caffe2_pb2.OperatorDef], known: Mapping[str, Shap
     found = dict(known)
     for operator in operators:
         inputs = {blob: found[blob] for blob in operator.input if blob in found}
-        made = _made(_with_new_outputs(operator), inputs)
-        for blob in operator.output:
-            shape = made.get(blob + NEW)
+        for blob, shape in zip(operator.output, _made(operator, inputs)):
             if shape is not None:
                 found[blob] = shape
             elif blob not in slices:
@@ -127,19 +126,24 @@ def _after(operators: Sequence[caffe2_pb2.OperatorDef], known: Mapping[str, Shap
     return found
 
 
-def _made(operator: caffe2_pb2.OperatorDef, inputs: Shapes) -> Shapes:
+def _made(operator: caffe2_pb2.OperatorDef, inputs: Shapes) -> Iterable[Optional[Shape]]:
+    """The shapes of the outputs, in their order."""
     if operator.type in LIKE_THEIR_INPUTS:
-        return {blob: inputs[of] for blob, of in zip(operator.output, operator.input) if of in inputs}
+        return itertools.chain(map(inputs.get, operator.input), itertools.repeat(None))
     if operator.type == ATEN and string(operator, "operator", "") in BROADCASTING:
-        if len(inputs) < len(set(operator.input)):
-            return {}
-        try:
-            shape = np.broadcast(*(np.broadcast_to(0, inputs[blob]) for blob in operator.input)).shape
-        except ValueError:
-            # With a 1 taken for more, what fits in a run need not.
-            return {}
-        return {operator.output[0]: tuple(shape)}
-    return Sizes(inputs).made_by([operator])
+        return itertools.chain([_broadcast(operator, inputs)], itertools.repeat(None))
+    named = _with_new_outputs(operator) if not set(operator.output).isdisjoint(operator.input) else operator
+    return map(Sizes(inputs).made_by([named]).get, named.output)
+
+
+def _broadcast(operator: caffe2_pb2.OperatorDef, inputs: Shapes) -> Optional[Shape]:
+    if len(inputs) < len(set(operator.input)):
+        return None
+    try:
+        return tuple(np.broadcast(*(np.broadcast_to(0, inputs[blob]) for blob in operator.input)).shape)
+    except ValueError:
+        # With a 1 taken for more, what fits in a run need not.
+        return None
 
 
 def _with_new_outputs(operator: caffe2_pb2.OperatorDef) -> caffe2_pb2.OperatorDef:
