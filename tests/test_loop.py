@@ -9,10 +9,12 @@ from caffe2_recurrent.loops.reading import read_loops
 
 
 @pytest.mark.parametrize("make", step_nets.AS_CAFFE2 + step_nets.MENDED, ids=lambda make: make.__name__)
-def test_a_blob_that_is_asked_about_is_a_reference_if_it_is_among_all(make):
+def test_a_blob_by_itself_is_a_reference_if_it_is_among_all(make):
     loops = []
     comparing.run(recurrent_net, make(), False, lambda net: loops.extend(read_loops(net.Proto()).values()))
     for loop in loops:
-        read = {blob for step in loop.steps for operator in step for blob in operator.input}
-        assert {blob for blob in read if loop.is_reference(blob)} == loop.references
+        operators = [operator for step in loop.steps for operator in step]
+        blobs = {blob for operator in operators for blob in [*operator.input, *operator.output]}
+        others = {"no blob", loop.timestep, *loop.inputs, *loop.outputs, *(link.inner for link in loop.all_links)}
+        assert {blob for blob in blobs | others if loop.is_reference(blob)} == loop.references
     assert loops

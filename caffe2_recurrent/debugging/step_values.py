@@ -105,7 +105,7 @@ class _Reader:
 
     def _no_blob_of_the_step(self, blob: str) -> str:
         loop = self._loop
-        if blob in loop.references or blob in loop.inputs:
+        if blob in loop.inputs or loop.is_reference(blob):
             return "'{}' is outside of the loop, the same for all steps: FetchBlob('{}')".format(blob, blob)
         gradient = loop.gradient
         if gradient is not None and blob in _written(gradient.operators):

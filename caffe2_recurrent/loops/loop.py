@@ -158,10 +158,12 @@ class Loop:
         written = {blob for operator in operators for blob in operator.output}
         return read - written - {link.inner for link in self.all_links} - {self.timestep}
 
-    def is_reference(self, read: str) -> bool:
-        """Whether a blob that one of the two steps reads is among the references."""
-        is_own = read == self.timestep or any(read == link.inner for link in self.all_links)
-        return not is_own and not any(read in operator.output for step in self.steps for operator in step)
+    def is_reference(self, blob: str) -> bool:
+        """Whether it is among the references, without finding all of them."""
+        operators = [operator for step in self.steps for operator in step]
+        is_own = blob == self.timestep or any(blob == link.inner for link in self.all_links)
+        is_written = is_own or any(blob in operator.output for operator in operators)
+        return not is_written and any(blob in operator.input for operator in operators)
 
     def link(self, inner: str) -> Optional[Link]:
         return next((link for link in self.links if link.inner == inner), None)

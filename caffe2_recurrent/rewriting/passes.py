@@ -154,8 +154,8 @@ def _apply_all(
 def apply(rule: Rule, loop: Loop, sizes: Sizes, even_if_slower: bool = False) -> Tuple[List[Rewrite], List[Refusal]]:
     """Rewrite a loop wherever the rule can and had better: what was done, and what was not.
 
-    Sites in front of one that is rewritten are looked at again when those behind it have been, so that the time does
-    not grow with the square of their number.
+    What was refused in front of a site that is rewritten is asked about again when those behind it have been, and not
+    after each rewrite.
     """
     rewrites: List[Rewrite] = []
     passed: Set[str] = set()

@@ -159,7 +159,7 @@ def _is_of_states(loop: Loop, blob: str, before: int) -> bool:
     if writing is None:
         states: Set[str] = {state.outer_states for state in loop.states}
         link = loop.link(blob)
-        return blob in loop.references if link is None else link.outer in states
+        return loop.is_reference(blob) if link is None else link.outer in states
     operator = loop.operators[writing]
     return operator.type in OF_ROWS and all(_is_of_states(loop, other, writing) for other in operator.input)
 

@@ -120,7 +120,7 @@ def _refusal(loop: Loop, sizes: Sizes, parts: Parts, position: int, rows: Set[st
     along_features = integer(operator, "axis", 1) == FEATURES and integer(operator, "axis_w", 1) == 1
     if not (parts.is_by_element or along_features):
         return "it works along another axis than the last of [1, N, K]"
-    if parts.weights not in loop.references:
+    if not loop.is_reference(parts.weights):
         return "'{}' is not the same in all steps".format(parts.weights)
     if operator.type == FC_GRADIENT:
         shape = weights_shape(loop, parts.weights, sizes)

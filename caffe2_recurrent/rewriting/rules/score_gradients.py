@@ -168,7 +168,7 @@ def _why_not_chained(loop: Loop, chain: Chain) -> Optional[str]:
         return "'{}' and '{}' are added along axes of their own".format(blobs.keys, blobs.query)
     if squashing.input[0] != blobs.tanh:
         return "'{}' is not the gradient of '{}'".format(squashing.input[1], squashing.input[0])
-    missing = [blob for blob in (blobs.vector, blobs.keys) if blob not in loop.references]
+    missing = [blob for blob in (blobs.vector, blobs.keys) if not loop.is_reference(blob)]
     if missing:
         return "'{}' is not the same in all steps".format(missing[0])
     between = {blob for operator in operators[chain.scoring + 1 : chain.adding] for blob in operator.output}

@@ -109,7 +109,7 @@ def _slice_of_sequence(loop: Loop, blob: str) -> Optional[Link]:
 def _reason(loop: Loop, position: int) -> Optional[str]:
     """Why an operator cannot move, be its first input a sequence or not."""
     operator = loop.operators[position]
-    changing = [blob for blob in operator.input[1:] if blob not in loop.references or blob not in loop.inputs]
+    changing = [blob for blob in operator.input[1:] if blob not in loop.inputs or not loop.is_reference(blob)]
     if changing:
         return "'{}' is not the same in all steps".format(changing[0])
     for blob in operator.output:

@@ -30,7 +30,7 @@ class TransposedWeights(Rule):
     def refusal(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
         operators, position = site.where
         weights = operators[position].input[1]
-        if weights not in loop.references:
+        if not loop.is_reference(weights):
             return "its weights '{}' are not the same in all steps".format(weights)
         if integer(operators[position], "axis_w", 1) != 1:
             return "its weights '{}' are laid out in another way (axis_w)".format(weights)

@@ -110,7 +110,7 @@ def _size(loop: Loop, site: Site, sizes: Sizes) -> Size:
     operator = operators[position]
     matrices = operator.input[0]
     shape = shapes_before(loop, sizes, operators, position)[matrices]
-    return Size(shape, bool(integer(operator, "trans_a", 0)), matrices in loop.references)
+    return Size(shape, bool(integer(operator, "trans_a", 0)), loop.is_reference(matrices))
 
 
 def _in_rows(

@@ -12,7 +12,7 @@ def why_no_mask(loop: Loop, lengths: Optional[str], timestep: str, sizes: Sizes)
     """Why the functions below cannot say what an operator that gets these lengths and this step number does."""
     if lengths is None:
         return None
-    if lengths not in loop.references:
+    if not loop.is_reference(lengths):
         return "its lengths '{}' are not the same in all steps".format(lengths)
     if timestep != loop.timestep:
         return "it counts the steps by '{}', not by the loop's '{}'".format(timestep, loop.timestep)

@@ -73,7 +73,7 @@ def _is_needed_elsewhere(loop: Loop, sequence: str, may_be_read_whole: bool) -> 
     by_position = [state.outer_initial for state in loop.states]
     if loop.gradient is not None:
         by_position += [parameter.outer for parameter in loop.gradient.parameters]
-    by_the_loop = loop.inputs.count(sequence) > 1 or sequence in by_position or sequence in loop.references
+    by_the_loop = loop.inputs.count(sequence) > 1 or sequence in by_position or loop.is_reference(sequence)
     around = [operator for operator in [*loop.before, *loop.after_gradient] if sequence in operator.input]
     of_shape = all(loop.known.of_shape.issuperset(operator.output) for operator in around)
     return by_the_loop or not (of_shape or may_be_read_whole)

@@ -1,6 +1,5 @@
 """The shapes of a step's blobs as its operators see them, as far as they are known."""
 
-import itertools
 from typing import Dict, Iterable, Mapping, Optional, Sequence, Set
 
 import numpy as np
@@ -117,33 +116,32 @@ def _after(operators: Sequence[caffe2_pb2.OperatorDef], known: Mapping[str, Shap
     """Behind `operators`; what these write to `slices` in a way that is not known leaves their shape."""
     found = dict(known)
     for operator in operators:
-        inputs = {blob: found[blob] for blob in operator.input if blob in found}
-        for blob, shape in zip(operator.output, _made(operator, inputs)):
-            if shape is not None:
-                found[blob] = shape
+        made = _made(operator, {blob: found[blob] for blob in operator.input if blob in found})
+        for blob in operator.output:
+            if blob in made:
+                found[blob] = made[blob]
             elif blob not in slices:
                 found.pop(blob, None)
     return found
 
 
-def _made(operator: caffe2_pb2.OperatorDef, inputs: Shapes) -> Iterable[Optional[Shape]]:
-    """The shapes of the outputs, in their order."""
+def _made(operator: caffe2_pb2.OperatorDef, inputs: Shapes) -> Shapes:
+    """The shapes of the outputs, as far as they are known."""
     if operator.type in LIKE_THEIR_INPUTS:
-        return itertools.chain(map(inputs.get, operator.input), itertools.repeat(None))
+        return {blob: inputs[of] for blob, of in zip(operator.output, operator.input) if of in inputs}
     if operator.type == ATEN and string(operator, "operator", "") in BROADCASTING:
-        return itertools.chain([_broadcast(operator, inputs)], itertools.repeat(None))
-    named = _with_new_outputs(operator) if not set(operator.output).isdisjoint(operator.input) else operator
-    return map(Sizes(inputs).made_by([named]).get, named.output)
-
-
-def _broadcast(operator: caffe2_pb2.OperatorDef, inputs: Shapes) -> Optional[Shape]:
-    if len(inputs) < len(set(operator.input)):
-        return None
-    try:
-        return tuple(np.broadcast(*(np.broadcast_to(0, inputs[blob]) for blob in operator.input)).shape)
-    except ValueError:
-        # With a 1 taken for more, what fits in a run need not.
-        return None
+        if len(inputs) < len(set(operator.input)):
+            return {}
+        try:
+            shape = np.broadcast(*(np.broadcast_to(0, inputs[blob]) for blob in operator.input)).shape
+        except ValueError:
+            # With a 1 taken for more, what fits in a run need not.
+            return {}
+        return {operator.output[0]: tuple(shape)}
+    is_in_place = not set(operator.output).isdisjoint(operator.input)
+    named = _with_new_outputs(operator) if is_in_place else operator
+    found = Sizes(inputs).made_by([named])
+    return {blob: found[new] for blob, new in zip(operator.output, named.output) if new in found}
 
 
 def _with_new_outputs(operator: caffe2_pb2.OperatorDef) -> caffe2_pb2.OperatorDef:
