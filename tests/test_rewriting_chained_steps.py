@@ -16,6 +16,7 @@ import rewriting_support as support
 from caffe2_recurrent import check_inputs, describe, optimize, recurrent_net, step_times
 from caffe2_recurrent.loops.reading import read_loops
 from caffe2_recurrent.loops.sizes import Sizes
+from caffe2_recurrent.operators import LINK
 from caffe2_recurrent.rewriting import calling_thread, chains
 from caffe2_recurrent.rewriting.products import thread_numbers
 from caffe2_recurrent.rewriting.rules import executor_threads, unrolled_steps
@@ -139,21 +140,28 @@ TRAINED = pytest.mark.parametrize("options", [{}, {"lengths": True}, {"memory_op
 ALL_TRIALS = pytest.mark.parametrize("packed", [True, False], ids=["oneDNN", "MKL"])
 
 
+def loops_of(net):
+    return [operator for operator in net.Proto().op if operator.type == support.LOOP]
+
+
 def steps_of(net):
     """The nets of the steps of all loops: each the one operator that runs a chain, or what was there."""
-    loops = [operator for operator in net.Proto().op if operator.type == support.LOOP]
-    return [support.argument(operator, "step_net").n for operator in loops]
+    return [support.argument(operator, "step_net").n for operator in loops_of(net)]
 
 
 def are_chains(net):
+    """The operators of each, with those of links: of a forward loop the engine makes none."""
     found = []
-    for step in steps_of(net):
-        (operator,) = step.op
+    for loop in loops_of(net):
+        (operator,) = support.argument(loop, "step_net").n.op
         (given,) = operator.arg
         assert (operator.type, given.name, given.n.type, given.n.num_workers) == ("If", "then_net", "dag", 1)
         for before, behind in zip(given.n.op, given.n.op[1:]):
             assert behind.control_input[-1] == before.output[0]
         assert all(operator.device_option.device_type == caffe2_pb2.CPU for operator in given.n.op)
+        if not loop.is_gradient_op:
+            links = [operator.output[0] for operator in given.n.op if operator.type == LINK]
+            assert len(links) == len(set(links)) >= 3 and not support.argument(loop, "link_internal").strings
         found.append([operator.type for operator in given.n.op])
     return found
 
@@ -232,6 +240,16 @@ def test_one_blob_is_true_for_both_loops(backward_loops):
     (condition,) = conditions
     readers = [operator for operator in model.net.Proto().op if condition in operator.input]
     assert [operator.type for operator in readers] == [support.LOOP] * 2
+
+
+def test_a_loop_that_is_read_has_its_links():
+    model = support.without_executor(support.lstm(gradients=False, forward_only=True)[0])
+    (expected,) = read_loops(model.net.Proto()).values()
+    assert optimize(model, [RULE], even_if_slower=True).total == 1
+    (found,) = read_loops(model.net.Proto()).values()
+    assert found.links == expected.links and len(found.links) == 5
+    assert [operator.type for operator in found.operators] == [operator.type for operator in expected.operators]
+    assert (found.references, found.written) == (expected.references, expected.written)
 
 
 def test_a_second_time_it_says_what_runs_the_steps():
@@ -341,16 +359,22 @@ def test_loops_that_are_left_alone(backward_loops, monkeypatch):
     assert loop_reasons(model=model, even_if_slower=True) == [
         ("steps", "the RNN executor runs its steps, and prepares no lines of log")
     ]
-    few = [("steps", "it has too few operators")]
     without = support.without_executor(support.lstm(gradients=False, forward_only=True)[0])
-    assert loop_reasons(model=without) == few
+    assert loop_reasons(model=without) == []
     workspace.GlobalInit(["tests", NO_FLAG])
-    assert loop_reasons(model=without) == few
-    monkeypatch.setattr(chains, "FEWEST", 1)
     ((_, reason),) = loop_reasons(model=without)
     assert reason.endswith("pass {} to workspace.GlobalInit".format(FLAG))
-    workspace.GlobalInit(["tests", FLAG])
-    assert loop_reasons(model=without) == []
+
+
+@pytest.mark.parametrize("flag", [FLAG, NO_FLAG])
+def test_few_operators_stay_as_they_are(flag, monkeypatch):
+    """An FC, a Sum and an LSTMUnit, and five links."""
+    workspace.GlobalInit(["tests", flag])
+    model = support.without_executor(support.lstm(gradients=False, forward_only=True)[0])
+    monkeypatch.setattr(chains, "FEWEST", 9)
+    assert loop_reasons(model=model) == [("steps", "it has too few operators")]
+    monkeypatch.setattr(chains, "FEWEST", 8)
+    assert loop_reasons(model=model) != [("steps", "it has too few operators")]
 
 
 def test_filters_for_a_number_of_threads(backward_loops, monkeypatch):

@@ -16,8 +16,8 @@ import step_nets
 from caffe2_recurrent import GRU, LSTM, optimize, recurrent_net
 from caffe2_recurrent.loops.reading import read_loops
 from caffe2_recurrent.loops.sizes import Sizes
+from caffe2_recurrent.operators import LINK
 from caffe2_recurrent.rewriting import loop_trial, unrolled
-from caffe2_recurrent.rewriting.backward_pass import LINK
 from caffe2_recurrent.rewriting.rules.unrolled_steps import AS_IT_IS, UNROLLED
 from caffe2_recurrent.rewriting.trials import trial
 from caffe2_recurrent.rewriting.trials.timing import Seconds, prepared

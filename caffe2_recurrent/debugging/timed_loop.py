@@ -14,9 +14,10 @@ from caffe2_recurrent.executor import switch_off
 from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.operator_arguments import STEP_NETS, set_arguments
 from caffe2_recurrent.operator_arguments import net as net_argument
-from caffe2_recurrent.operators import copied
+from caffe2_recurrent.operators import OPERATOR, copied
 from caffe2_recurrent.problems import Problems, names
 from caffe2_recurrent.scratch_workspace import scratch_workspace
+from caffe2_recurrent.wiring import link_arguments
 
 # How the engine describes a blob that nothing has been put into.
 EMPTY = b"nullptr (uninitialized)"
@@ -128,6 +129,9 @@ def _in_steps(loop: Loop) -> _Way:
         step_net.name += "_with_clock"
         step_net.type = "simple"
         set_arguments(operator, {name: step_net})
+        if operator.type == OPERATOR:
+            # Operators of a chain may have made them.
+            set_arguments(operator, link_arguments("link", loop.links))
         switch_off(operator)
         operators.append(operator)
         clocks.append(clocked)

@@ -60,17 +60,19 @@ def _read(operator: caffe2_pb2.OperatorDef, gradient_operator: Optional[caffe2_p
             integers(forward, "alias_offset"),
         )
     ]
+    timestep = string(forward, "timestep", DEFAULT_TIMESTEP)
+    links, operators = unchained(net.op, timestep)
     loop = Loop(
         name=outputs[0],
         forward=forward,
         net=net,
-        operators=unchained(net.op),
+        operators=operators,
         inputs=list(operator.input),
         outputs=outputs,
         states=states,
-        links=read_links(forward, "link"),
+        links=read_links(forward, "link") + links,
         aliases=aliases,
-        timestep=string(forward, "timestep", DEFAULT_TIMESTEP),
+        timestep=timestep,
         shared=strings(forward, RECOMPUTED),
         gradient=None if gradient_operator is None else _read_gradient(operator, gradient_operator),
         names=names,

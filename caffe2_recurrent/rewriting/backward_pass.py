@@ -8,7 +8,7 @@ The gradient of a state is a state of this loop: at first that of the last value
 it. Where it is carried it is an outer blob that steps change. All else lies in outer blobs in the order of the forward
 pass.
 
-Source: RecurrentNetworkGradientOp and RNNApplyLinkOp in caffe2/operators/rnn/recurrent_network_op.h.
+Source: RecurrentNetworkGradientOp in caffe2/operators/rnn/recurrent_network_op.h.
 """
 
 from typing import Dict, List, Optional, Tuple
@@ -19,15 +19,7 @@ from caffe2_recurrent.backward.gradient_maker import POSITIONS
 from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.loops.parts import Carried, State, StateGradient
 from caffe2_recurrent.operator_arguments import BACKWARD_STEP_NET, STATES, integers, strings
-from caffe2_recurrent.operators import (
-    BACKWARD_PASS_OF,
-    LINK,
-    OPERATOR,
-    copied,
-    gradient_name,
-    is_on_onednn,
-    new_operator,
-)
+from caffe2_recurrent.operators import BACKWARD_PASS_OF, OPERATOR, copied, gradient_name, is_on_onednn, new_operator
 from caffe2_recurrent.rewriting import chains
 from caffe2_recurrent.rewriting.emit import ATEN, aten_is_missing
 from caffe2_recurrent.rewriting.engine_blobs import is_of_engine
@@ -221,9 +213,7 @@ def _step(loop: Loop, shown: List[Link], added: Dict[str, Link]) -> List[caffe2_
     assert gradient is not None and gradient.turned is not None
     back = loop.new_blob("step_of_forward")
     made = [new_operator("Sub", [gradient.turned.last_step, loop.timestep], [back], loop.forward)]
-    for link in shown:
-        inputs, outputs = [back, link.outer], [link.inner, link.outer]
-        made.append(new_operator(LINK, inputs, outputs, loop.forward, offset=link.offset, window=1))
+    made += chains.linking(shown, back, loop)
     for incoming, link in added.items():
         made.append(new_operator("Sum", [incoming, link.inner], [incoming], loop.forward))
     for operator in map(copied, gradient.operators):

@@ -1,12 +1,15 @@
 """The operators of a step in a net of their own, one behind the other, see `calling_thread.py`.
 
-    operators of a step, some of them oneDNN's  =>  If(always): a chain of the CPU's operators, with
-                                                    If(always): operators of oneDNN's
+    links;  operators of a step, some of them oneDNN's  =>  If(always): a chain of operators that make the links, and
+                                                            of the CPU's operators, with
+                                                            If(always): operators of oneDNN's
 
+The engine puts operators for links in front of the one that runs the chain, each with its line of log.
 Where the net of a step itself is of such a type, the engine does not notice what fails in it. An operator that runs the
 net fails with it. A chain is of one device, and an `If` is the CPU's.
 
-Source: RecurrentNetworkOp in caffe2/operators/rnn/recurrent_network_op.h, if_op.h, computeChains in net_dag_utils.cc.
+Source: RecurrentNetworkOp and RNNApplyLinkOp in caffe2/operators/rnn/recurrent_network_op.h, AddApplyLinkOps in
+recurrent_network_op.cc, if_op.h, computeChains in net_dag_utils.cc.
 """
 
 import itertools
@@ -17,8 +20,9 @@ from caffe2.python import core
 
 from caffe2_recurrent.loops.chained import CHAINED
 from caffe2_recurrent.loops.loop import Loop
-from caffe2_recurrent.operators import is_on_onednn, new_operator, read_before_written
+from caffe2_recurrent.operators import LINK, is_on_onednn, new_operator, read_before_written
 from caffe2_recurrent.rewriting.calling_thread import make_chain
+from caffe2_recurrent.wiring import Link
 
 # In a net of its own an operator takes 0.4 us less; one that runs a net takes 1 to 2.
 FEWEST, FEWEST_FOR_ONEDNN = 4, 3
@@ -56,6 +60,14 @@ def chained(loop: Loop, name: str, operators: Operators) -> Operators:
     (given,) = made.arg
     make_chain(given.n)
     return [made]
+
+
+def linking(links: Iterable[Link], timestep: str, loop: Loop) -> Operators:
+    """Operators that make links of step `timestep`."""
+    return [
+        new_operator(LINK, [timestep, link.outer], [link.inner, link.outer], loop.forward, offset=link.offset, window=1)
+        for link in links
+    ]
 
 
 def add_always(loop: Loop) -> str:

@@ -122,8 +122,11 @@ def _in_place(loop: Loop) -> Loop:
         needed.update(blob for operator in gradient.operators for blob in operator.input)
         own = {*linked, *gradient.net.external_output, *gradient.of_parameters}
         gradient = dataclasses.replace(gradient, operators=kept_filters.in_place(gradient.operators, own, keeps))
-    operators = chains.chained(loop, STEP_NET, kept_filters.in_place(loop.operators, needed, keeps))
-    return dataclasses.replace(loop, operators=operators, gradient=gradient)
+    operators, links = kept_filters.in_place(loop.operators, needed, keeps), loop.links
+    if STEP_NET in loop.chained:
+        operators = chains.chained(loop, STEP_NET, [*chains.linking(links, loop.timestep, loop), *operators])
+        links = []
+    return dataclasses.replace(loop, operators=operators, links=links, gradient=gradient)
 
 
 def _what_may_be_kept(loop: Loop, constant_threads: bool) -> Keeping:

@@ -30,12 +30,12 @@ from caffe2_recurrent.viewing.structure import (
     Structure,
     View,
 )
-from caffe2_recurrent.wiring import Alias, prefix_of
+from caffe2_recurrent.wiring import Alias, Link, prefix_of
 
 
 def read_structure(loop: Loop) -> Structure:
     backward = _backward(loop)
-    views = _views(loop.forward, "link")
+    views = _views(loop)
     sequences, states, buffers = _roles(loop, views)
     return Structure(
         name=loop.name,
@@ -73,8 +73,16 @@ def _shown(loop: Loop) -> Iterable[View]:
             yield View(operator.output[0], operator.input[1], offset, window, number)
 
 
-def _views(operator: caffe2_pb2.OperatorDef, prefix: str) -> Tuple[View, ...]:
-    links = read_links(operator, prefix)
+def _views(loop: Loop) -> Tuple[View, ...]:
+    """Of the forward step."""
+    return _with_windows(loop.links, loop.forward, "link")
+
+
+def _views_of(operator: caffe2_pb2.OperatorDef, prefix: str) -> Tuple[View, ...]:
+    return _with_windows(read_links(operator, prefix), operator, prefix)
+
+
+def _with_windows(links: List[Link], operator: caffe2_pb2.OperatorDef, prefix: str) -> Tuple[View, ...]:
     windows = integers(operator, prefix + "_window") or [1] * len(links)
     return tuple(View(*link, window) for link, window in zip(links, windows))
 
@@ -129,8 +137,8 @@ def _backward(loop: Loop) -> Optional[Backward]:
     return Backward(
         name=net.name,
         operators=tuple(operators),
-        forward_views=tuple(map(current, _views(operator, "link"))),
-        views=tuple(map(current, _views(operator, "backward_link"))),
+        forward_views=tuple(map(current, _views_of(operator, "link"))),
+        views=tuple(map(current, _views_of(operator, "backward_link"))),
         executor=_executor(operator),
         in_net=operator.type == GRADIENT_OPERATOR,
     )
@@ -154,7 +162,7 @@ def _gradient_name(loop: Loop, outer: str) -> str:
 
 def _references(loop: Loop, backward: Optional[Backward]) -> Iterable[Reference]:
     step = list(loop.operators)
-    linked = {view.inner for view in _views(loop.forward, "link")}
+    linked = {view.inner for view in _views(loop)}
     if backward is not None:
         step += backward.operators
         linked.update(view.inner for view in backward.views)

@@ -51,9 +51,8 @@ class ChainedSteps(Rule):
         return chains.why_not(operators)
 
     def loss(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
-        # Links are operators of the steps that go backwards.
-        links = len(backward_pass.links(loop)) if site.where == BACKWARD_STEP_NET else 0
-        if site.where is not None and not chains.pays(_operators(loop, site.where), links):
+        links = backward_pass.links(loop) if site.where == BACKWARD_STEP_NET else loop.links
+        if site.where is not None and not chains.pays(_operators(loop, site.where), len(links)):
             return "it has too few operators"
         if not calling_thread.runs_chains():
             return "the net would have a thread of its own; before it is optimised and created, pass {} to {}".format(
