@@ -46,6 +46,17 @@ def kinds(net):
     return [operator.type for operator in net.Proto().op if operator.type in (support.LOOP, support.GRADIENT)]
 
 
+def test_nothing_is_made_for_a_shape_that_only_the_engines_gradient_operator_needs():
+    """With all rules the loop is over x, and no sequence is there that the gradient has the shape of."""
+    for rules, is_made in ((OTHERS, True), (support.NAMES, False)):
+        workspace.ResetWorkspace()
+        model, _ = support.lstm()
+        counts = optimize(model, rules, even_if_slower=True).counts
+        assert (counts["joined_sequence"], counts.get(RULE, 0)) == (1, 0 if is_made else 1)
+        made = [blob for operator in model.net.Proto().op for blob in operator.output]
+        assert ("layer/like_sequence" in made) == ("layer/sequence_shape" in made) == is_made
+
+
 # ------------------------------------------------------------------------------------------------ values and gradients
 
 

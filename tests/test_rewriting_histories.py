@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import rewriting_support as support
 from caffe2_recurrent import GRU, LSTM, MILSTM, optimize
+from caffe2_recurrent.operators import LINK
 from caffe2_recurrent.rewriting import unrolled
-from caffe2_recurrent.rewriting.backward_pass import LINK
 
 pytestmark = pytest.mark.usefixtures("backward_loops", "unrolled_steps", "nnpack_products")
 

@@ -195,6 +195,22 @@ class Loop:
         for key in [key for key, blob in self.made.items() if blob in operator.output]:
             del self.made[key]
 
+    def drop_unread(self, blob: str) -> None:
+        """Take out the operator of `before` that makes `blob` if nothing reads it, and then those of what that reads.
+
+        Who knows of an outer blob otherwise than as an input of operators must not ask for it.
+        """
+        making = next((operator for operator in self.before if blob in operator.output), None)
+        reading = [*self.before, *self.after_gradient, *sum(self.steps, [])]
+        seen = {self.inputs[0], *(link.outer for link in self.all_links)}
+        seen.update(state.outer_initial for state in self.states)
+        if making is None or seen.intersection(making.output):
+            return
+        if not any(output in operator.input for operator in reading for output in making.output):
+            self.drop_before(making)
+            for read in making.input:
+                self.drop_unread(read)
+
     def add_columns(self, parts: Sequence[str], name: str, axis: int = 0) -> str:
         """The outer blobs `parts` one behind the other along `axis`, in a blob computed once before the loop."""
         key = ("columns", tuple(parts), axis)

@@ -104,10 +104,8 @@ def rows_of(loop: Loop, columns: str) -> Optional[str]:
 
 def drop_transposed(loop: Loop, blob: str) -> None:
     """Nothing is transposed before the loop for nobody."""
-    transposing = _transposing(loop, blob)
-    is_read = any(blob in other.input for other in [*loop.before, *loop.after_gradient, *sum(loop.steps, [])])
-    if transposing is not None and not is_read:
-        loop.drop_before(transposing)
+    if _transposing(loop, blob) is not None:
+        loop.drop_unread(blob)
 
 
 def _transposing(loop: Loop, blob: str) -> Optional[caffe2_pb2.OperatorDef]:

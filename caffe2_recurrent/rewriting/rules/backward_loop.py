@@ -76,6 +76,8 @@ class BackwardLoop(Rule):
         of_states = state_gradients(loop)
         initial = {state.outer_states: sizes.shape(state.outer_initial) or () for state in loop.states}
         zeros = {outer: loop.add_zeros(initial[outer][-1]) for outer, of in of_states.items() if not of.of_last}
+        # The engine does not size the sequence's gradient any more.
+        loop.drop_unread(gradient.like)
         gradient.turned = Turned(_last_step(loop), zeros, memory, {})
 
 
