@@ -217,6 +217,26 @@ def test_what_fails_in_a_step_of_a_loop_is_said_as_before(flag, packed):
     assert workspace.RunNet(model.net)
 
 
+@TRAINED
+@GRADIENTS
+def test_nobody_turns_the_executor_on_again(options, gradients, backward_loops):
+    """It would not know that a step waits for the one before."""
+    expected = support.run(*support.lstm(gradients=gradients, **options))
+    workspace.ResetWorkspace()
+    model, blobs = support.lstm(gradients=gradients, forward_only=not gradients, **options)
+    optimize(
+        support.without_executor(model),
+        [RULE, *["parameter_gradients", "backward_loop"] * gradients],
+        even_if_slower=True,
+    )
+    assert len(are_chains(model.net)) == 1 + gradients
+    for operator in model.net.Proto().op:
+        for setting in operator.arg:
+            if setting.name == "enable_rnn_executor":
+                setting.i = 1
+    support.assert_same(support.run(model, blobs), expected)
+
+
 def test_an_error_in_a_chain_is_found(monkeypatch):
     """The last operator of a step reads one of its inputs twice."""
     expected = support.run(*support.lstm(gradients=False))

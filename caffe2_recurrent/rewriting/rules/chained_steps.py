@@ -11,6 +11,7 @@ from caffe2_recurrent.operator_arguments import BACKWARD_STEP_NET, STEP_NET, int
 from caffe2_recurrent.rewriting import backward_pass, calling_thread, chains
 from caffe2_recurrent.rewriting.products import kept_filters, thread_numbers
 from caffe2_recurrent.rewriting.rule import Rule, Site
+from caffe2_recurrent.rewriting.steps import overlap
 
 WRITTEN_OUT = "steps that are written out"
 STEPS = {STEP_NET: "steps", BACKWARD_STEP_NET: "steps of the backward pass"}
@@ -19,7 +20,8 @@ STEPS = {STEP_NET: "steps", BACKWARD_STEP_NET: "steps of the backward pass"}
 class ChainedSteps(Rule):
     """If there are T steps: a net of type `simple` of their operators;    a step of a loop, if all have two workspaces
 
-    =>  a net of type `dag` of the same operators, each waiting for the one before it;    an `If` that runs such a net
+    =>  a net of type `dag` of the same operators, each waiting for the one before it;    an `If` that runs such a net,
+                                                                                          which makes the links, too
 
     Such a net prepares no line of log for each operator. It has a thread of its own, which costs more than that, but
     where `calling_thread.FLAG` is set as the net is created. What fails in it is reported as before.
@@ -62,6 +64,8 @@ class ChainedSteps(Rule):
 
     def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
         if site.where is not None:
+            # Its steps would wait for each other by links only, of which there are none beside the chain.
+            overlap.take_executor_off(loop)
             loop.chained[site.where] = next(iter(loop.chained.values()), None) or chains.add_always(loop)
             return
         assert loop.unrolled is not None
