@@ -69,7 +69,7 @@ def in_a_net(loop: Loop, pair: Pair, layout: Layout, rows: Optional[int] = None)
     left = [loop.new_blob(blob + "_to_share") for blob in pair.second.output[:WITHOUT_ROWS]]
     copies = [new_operator("Copy", [share], [blob], pair.second) for share, blob in zip(left, pair.second.output)]
     there = Copy(
-        onednn_over_steps.to_share(loop, pair.first, layout, rows).blob,
+        onednn_over_steps.to_share(loop, pair.first).blob,
         stays=onednn_over_steps.stays(pair.first.type, layout, rows),
         is_needed_later=len(pair.second.output) > WITHOUT_ROWS,
     )

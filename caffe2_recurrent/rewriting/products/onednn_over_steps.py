@@ -129,10 +129,9 @@ def in_a_net(
     return onednn.in_a_net(emitter.operators, made, loop, kept, spent, otherwise=[operator])
 
 
-def to_share(loop: Loop, operator: caffe2_pb2.OperatorDef, layout: Layout, rows: Optional[int]) -> Shared:
-    """A blob for the copy of dY that `operator` is to leave for another gradient of this layout."""
-    emitter = Emitter(loop, operator, operator.output[0])
-    return Shared(_results(emitter, operator.type, layout, stays(operator.type, layout, rows)), False)
+def to_share(loop: Loop, operator: caffe2_pb2.OperatorDef) -> Shared:
+    """A blob for the copy of dY that `operator` is to leave for another gradient, and that nothing else writes to."""
+    return Shared(Emitter(loop, operator, operator.output[0]).blob("results_to_share"), False)
 
 
 def stays(kind: str, layout: Layout, rows: Optional[int]) -> bool:

@@ -155,7 +155,7 @@ def _apart(loop: Loop, pair: Pair, rows: int, keeps_plans: bool) -> Operators:
     ]
     shared = None
     if layouts[0].outer == layouts[1].outer:
-        shared = onednn_over_steps.to_share(loop, pair.first, layouts[0], rows)
+        shared = onednn_over_steps.to_share(loop, pair.first)
     made: Operators = []
     for operator, width, layout in zip(operators, pair.widths, layouts):
         plain = Layout(width, pair.outer)

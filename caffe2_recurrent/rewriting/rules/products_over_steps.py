@@ -111,7 +111,7 @@ class ProductsOverSteps(Rule):
         assert size is not None and of_second is not None
         if fastest(of_second).outer != layout.outer:
             return None
-        shared = onednn_over_steps.to_share(loop, operator, layout, size.rows)
+        shared = onednn_over_steps.to_share(loop, operator)
         loop.made[key] = shared.blob
         return shared
 
