@@ -120,7 +120,8 @@ def steps_of_last_run(loop: Loop) -> int:
     """
     if not loop.states:
         seen = [(made.input[1], integer(made, "offset", 0)) for made in loop.operators if made.type == LINK]
-        outer, offset = max([(loop.inputs[0], 0), *seen], key=lambda link: link[1])
+        # The sequence may have been fed anew.
+        outer, offset = max([(loop.inputs[0], 0), *seen], key=lambda link: (link[1], link[0] != loop.inputs[0]))
         slices = shape(outer)
         assert slices is not None
         return slices[0] - offset

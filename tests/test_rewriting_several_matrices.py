@@ -67,7 +67,8 @@ if TAKES_SEVERAL:
     def test_steps(step):
         """Behind `gates_first`, with and without its sigmoid; nothing is transposed by the CPU."""
         net = first.assert_kept(FIRST, step=step).net
-        assert on_onednn(support.step(net).op) == THERE[CONVOLUTION]
+        # Whether its sigmoid is oneDNN's a trial says.
+        assert [kind for kind in on_onednn(support.step(net).op) if kind != "Sigmoid"] == THERE[CONVOLUTION]
         if step is not first.no_sequence:
             assert [operator for operator in net.Proto().op if operator.type == "Transpose"] == []
         assert [operator.type for operator in in_ifs(net)].count("Transpose") == int(step is not first.no_sequence)

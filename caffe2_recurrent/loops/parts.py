@@ -63,13 +63,15 @@ class Turned(NamedTuple):
     """What a backward pass needs beside the backward step to be a loop of its own, see `backward_pass.py`: outer blobs.
 
     `last_step` is T - 1, `zeros` are initial gradients by the state. `memory` is to hold the gradient of the sequence,
-    unless the loop has it already. `carried` are the gradients of some states, by the state.
+    unless the loop has it already, and `shown` the blob whose memory has it, if that is neither's. `carried` are the
+    gradients of some states, by the state.
     """
 
     last_step: str
     zeros: Dict[str, str]
     memory: Optional[State]
     carried: Dict[str, Carried]
+    shown: Optional[str] = None
 
 
 class RowBiases(NamedTuple):

@@ -79,6 +79,8 @@ def operators(loop: Loop) -> List[caffe2_pb2.OperatorDef]:
             made += _start(loop, carried[outer], last[outer])
         else:
             last[outer] = loop.new_blob(of.outer + "_last")
+    if loop.gradient.turned.shown is not None:
+        made.append(new_operator("Alias", [loop.gradient.turned.shown], [loop.gradient.sequence], loop.forward))
     backward = _backward(loop, of_states, last, shown, step)
     made += backward.around_forward()
     initial = {state.outer_states: state.outer_initial for state in loop.states}

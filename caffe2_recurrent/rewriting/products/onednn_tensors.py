@@ -1,8 +1,9 @@
-"""Tensors of oneDNN's in orders that no operator is told, made of zeros.
+"""Tensors of oneDNN's in orders that no operator is told, or in memory of the CPU's, made of zeros.
 
-Rows lie as an image does whose channels come last, in memory that a blob of the CPU's has too (`shown`). Filters are in
-the order that a convolution wants them: the one in which the gradient of such filters comes. What is copied into a
-tensor of oneDNN's that has its shape gets the order that is there.
+Rows lie as an image does whose channels come last, in memory that a blob of the CPU's has too (`shown`); the slices of
+all steps, as they are, lie in such memory as well. Filters are in the order that a convolution wants them: the one in
+which the gradient of such filters comes. What is copied into a tensor of oneDNN's that has its shape gets the order
+that is there.
 
 Source: caffe2/ideep/operators/order_switch_ops.cc, operator_fallback_ideep.h, conv_op.cc, utility_ops.cc.
 """
@@ -38,6 +39,15 @@ def add_rows(emitter: Emitter, there: str, width: int) -> None:
     emitter.add("ConstantFill", [shape], shown(there), input_as_shape=1, value=0.0)
     onednn.add(emitter, SHOWING, [like], [there], scale=1.0)
     emitter.reshape_in_place_like(shown(there), shape)
+
+
+def add_slices(emitter: Emitter, there: str, leading: str, width: int) -> None:
+    """`there` and `shown(there)`, of the dimensions that the blob `leading` says and one of `width`."""
+    last = emitter.new("GivenTensorInt64Fill", [], "width", shape=[1], values=[width])
+    shape = emitter.concat([leading, last], "shape_of_slices", 0)
+    like = emitter.new("ConstantFill", [shape], "like_slices", input_as_shape=1, value=0.0)
+    emitter.add("ConstantFill", [shape], shown(there), input_as_shape=1, value=0.0)
+    onednn.add(emitter, SHOWING, [like], [there], scale=1.0)
 
 
 def add_filters(emitter: Emitter, there: str, outer: int, inner: int) -> None:

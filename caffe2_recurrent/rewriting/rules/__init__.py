@@ -10,6 +10,7 @@ from caffe2_recurrent.rewriting.rules.executor_threads import ExecutorThreads
 from caffe2_recurrent.rewriting.rules.forward_links import ForwardLinks
 from caffe2_recurrent.rewriting.rules.gates_first import GatesFirst
 from caffe2_recurrent.rewriting.rules.gradient_buffer import GradientBuffer
+from caffe2_recurrent.rewriting.rules.gradient_in_place import GradientInPlace
 from caffe2_recurrent.rewriting.rules.gradient_products import GradientProducts
 from caffe2_recurrent.rewriting.rules.gru_unit import GRUUnits
 from caffe2_recurrent.rewriting.rules.invariants import Invariants
@@ -73,6 +74,7 @@ RULES = (
     BackwardLoop(),
     SlicesInPlace(),
     CarriedStates(),
+    GradientInPlace(),
     UnrolledSteps(),
     ChainedSteps(),
     UnchangedWeights(),
