@@ -20,12 +20,14 @@ NEED_INPUTS = {"Copy", "FC", "Mul"}
 
 
 class _Program:
-    def __init__(self, seed, sequences, names_again):
+    def __init__(self, seed, sequences, names_again, added):
         self.draw = random.Random(seed)
         self.names_again = names_again
         self.make = step_nets.Maker(seed % 2**32)
         self.sequences = [self.make.sequence(name) for name in ["x_t", "y_t", "z_t"][:sequences]]
         self.states = [self.make.state(name) for name in "abc"[: self.draw.randint(1, 3)]]
+        if added:
+            self.sequences = [self.with_product(blob) for blob in self.sequences]
         self.readable = self.sequences + self.states
         self.readable += [
             self.make.reference("r{}".format(n), 1, step_nets.N, step_nets.D) for n in range(self.draw.randint(0, 2))
@@ -34,6 +36,14 @@ class _Program:
         # Builders differ over gradients that pass through or do not arrive: half of the nets have neither.
         self.tidy = self.draw.random() < 0.5
         self.two_inputs = ["Mul"] if self.tidy else ["Sum", "Mul", "Mul"]
+
+    def with_product(self, sequence):
+        """The slice of a sequence and a product of a state, squashed half of the time."""
+        product = self.make.fc(self.draw.choice(self.states), "{}_added".format(sequence))
+        total = self.make.cell.Sum([product, sequence], ["{}_total".format(sequence)])
+        if self.draw.random() < 0.5:
+            return total
+        return self.make.cell.Tanh(total, ["{}_squashed".format(sequence)])
 
     def operator(self):
         two = self.draw.random() < 0.5
@@ -68,23 +78,24 @@ class _Program:
             self.readable.append(result)
 
 
-def step_net(seed, sequences=1, operators=8, names_again=False):
+def step_net(seed, sequences=1, operators=8, names_again=False, added=False):
     """A random `StepNet`; its state outputs are the blobs written last, so that most operators matter.
 
     With `names_again` values that are no longer needed leave their names to others, and Mul may work in place; Caffe2's
-    builder is wrong about both.
+    builder is wrong about both. With `added` a sequence is read only where it is added to a product of a state, as in
+    most cells.
 
     Products may grow without bound over the steps, where rounding is all there is: such a net is drawn again.
     """
     while True:
-        found = _draw(seed, sequences, operators, names_again)
+        found = _draw(seed, sequences, operators, names_again, added)
         if max(np.abs(output).max() for output in comparing.reference_outputs(found)) < LARGEST_OUTPUT:
             return found
         seed += 2**32
 
 
-def _draw(seed, sequences, operators, names_again):
-    program = _Program(seed, sequences, names_again)
+def _draw(seed, sequences, operators, names_again, added):
+    program = _Program(seed, sequences, names_again, added)
     for _ in range(program.draw.randint(3, operators)):
         program.operator()
     while len(program.written) < len(program.states):
