@@ -13,7 +13,7 @@ from typing import Container, Iterable, List, NamedTuple, Sequence, Set
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.operator_arguments import integers, net, set_arguments
-from caffe2_recurrent.operators import is_on_onednn, new_operator, renamed
+from caffe2_recurrent.operators import copied, is_on_onednn, renamed
 from caffe2_recurrent.rewriting.products import onednn
 from caffe2_recurrent.rewriting.products.net_products import GRADIENT
 
@@ -56,10 +56,10 @@ def read(operators: Operators, names: Container[str], shared: Set[str], there: s
             operators[position] = _reading(operator, own | read_only, there)
 
 
-def _reading(operator: caffe2_pb2.OperatorDef, copied: Set[str], there: str) -> caffe2_pb2.OperatorDef:
-    made = renamed(operator, dict.fromkeys(copied, there))
+def _reading(operator: caffe2_pb2.OperatorDef, copy_blobs: Set[str], there: str) -> caffe2_pb2.OperatorDef:
+    made = renamed(operator, dict.fromkeys(copy_blobs, there))
     branch = net(made, BRANCH)
-    inside = [other for other in branch.op if other.type != onednn.FREE]
+    inside = [copied(other) for other in branch.op]
     not_freed = {there}
     for copying in [other for other in inside if _copies(other) and other.output[0] == there]:
         alias, as_rows = _making(inside, copying)
@@ -68,10 +68,10 @@ def _reading(operator: caffe2_pb2.OperatorDef, copied: Set[str], there: str) -> 
         # The last product may have left it in another shape.
         onednn.on_onednn(as_rows)
         as_rows.input[0] = as_rows.output[0] = there
-    for freeing in [other for other in branch.op if other.type == onednn.FREE]:
-        kept = [blob for blob in freeing.input if blob not in not_freed]
-        if kept:
-            inside.append(new_operator(onednn.FREE, kept, kept, freeing))
+    for freeing in [other for other in inside if other.type == onednn.FREE]:
+        for blobs in (freeing.input, freeing.output):
+            blobs[:] = [blob for blob in blobs if blob not in not_freed]
+    inside = [other for other in inside if other.type != onednn.FREE or other.input]
     del branch.op[:]
     branch.op.extend(inside)
     for blobs in (made.input, made.output, branch.external_input, branch.external_output):
