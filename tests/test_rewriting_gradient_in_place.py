@@ -217,7 +217,9 @@ def test_loops_can_be_described():
     model, _ = in_place()
     workspace.CreateNet(model.net)
     workspace.RunNet(model.net)
-    assert "layer/i2h_grad" in str(describe(model.net))
+    text, memory = str(describe(model.net)), onednn_tensors.shown(there_in(model.net))
+    assert "layer/cell_t_gate_factors_linked [1, 3, 16] is {}[t]".format(memory) in text
+    assert "layer/gates_t_grad [1, 3, 16] is {0}[step_of_forward]; {0} [9, 3, 16]".format(memory) in text
 
 
 def test_without_products_of_onednn_there_is_nothing_to_do():

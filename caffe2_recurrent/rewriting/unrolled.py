@@ -21,8 +21,8 @@ from caffe2_recurrent.blob_names import VIEW
 from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.loops.parts import State
 from caffe2_recurrent.operator_arguments import integer
-from caffe2_recurrent.operators import LINK, new_operator, read_before_written, renamed
-from caffe2_recurrent.rewriting import gradient_memory
+from caffe2_recurrent.operators import new_operator, read_before_written, renamed
+from caffe2_recurrent.rewriting import chains, gradient_memory
 from caffe2_recurrent.rewriting.backward_pass import StateGradient, of_initial_value, state_gradients
 from caffe2_recurrent.rewriting.calling_thread import make_chain
 from caffe2_recurrent.rewriting.products import row_biases
@@ -360,10 +360,8 @@ def _shown(loop: Loop, blob: str, rows: Sequence[str]) -> Operators:
     """The rows of a blob without copies of them."""
     kind = caffe2_pb2.TensorProto.INT32
     first = loop.new_blob("unrolled_first")
-    made = [new_operator("ConstantFill", [], [first], loop.forward, shape=[1], value=0, dtype=kind)]
-    for position, row in enumerate(rows):
-        made.append(new_operator(LINK, [first, blob], [row, blob], loop.forward, offset=position, window=1))
-    return made
+    filling = new_operator("ConstantFill", [], [first], loop.forward, shape=[1], value=0, dtype=kind)
+    return [filling, *chains.linking((Link(row, blob, position) for position, row in enumerate(rows)), first, loop)]
 
 
 def _joined(loop: Loop, rows: Sequence[str], blob: str) -> caffe2_pb2.OperatorDef:
