@@ -9,6 +9,8 @@ from caffe2_recurrent import optimize
 from caffe2_recurrent.operator_arguments import integer, net
 from caffe2_recurrent.rewriting import loop_trial
 from caffe2_recurrent.rewriting.rules.executor_threads import OFF, ON
+from caffe2_recurrent.rewriting.rules.joined_sequence import JoinedSequence
+from caffe2_recurrent.rewriting.rules.sequence_bias import SequenceBias
 from caffe2_recurrent.rewriting.rules.unrolled_steps import UNROLLED
 from caffe2_recurrent.rewriting.trials import timing, trial
 from caffe2_recurrent.rewriting.trials.timing import Seconds, prepared
@@ -121,9 +123,15 @@ def test_no_sequence_has_ended(tried):
 
 
 @pytest.mark.parametrize("options", [{}, {"gradients": False}, {"lengths": True}], ids=str)
-def test_what_is_timed_runs(options, tried):
+@pytest.mark.parametrize("before", [[], ["joined_sequence"]], ids=str)
+def test_what_is_timed_runs(before, options, tried, monkeypatch):
+    """Also where the step reads what rules have filled in front of the loop, by sizes that are numbers there."""
+    for rule in (SequenceBias, JoinedSequence):
+        monkeypatch.setattr(rule, "loss", lambda *_: None)
     model, _ = support.lstm(**options)
-    optimize(model, ["parameter_gradients", "sequence_bias", *RULES], dry_run=True)
+    report = optimize(model, ["parameter_gradients", "sequence_bias", *before, *RULES], dry_run=True)
+    assert report.counts.keys() >= {"sequence_bias", *before}
+    assert any(UNROLLED in candidates for candidates in tried)
     for candidates in tried:
         for subject in candidates.values():
             with prepared(subject) as timer:

@@ -1,29 +1,21 @@
 """The sizes of outer blobs, as far as they are known when a net is optimised.
 
-They come from the caller, from blobs that are in the workspace, and from Caffe2's own shape inference over the
-operators before the loop.
+They come from the caller, from blobs that are in the workspace, and from shape inference over the operators before the
+loop.
 """
 
-import functools
 import itertools
-from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence
 
 from caffe2.proto import caffe2_pb2
-from caffe2.python import workspace
 
 from caffe2_recurrent import workspace_blobs
 from caffe2_recurrent.loops.loop import Loop, laid_out_when_changed, stands_for_loop
-from caffe2_recurrent.operator_arguments import INITIAL, STATES, integers, string, strings
+from caffe2_recurrent.loops.shape_inference import Inference, Shape
+from caffe2_recurrent.operator_arguments import INITIAL, STATES, integers, strings
 from caffe2_recurrent.operator_arguments import net as net_argument
 from caffe2_recurrent.operators import GRADIENT_OPERATOR, OPERATOR, is_on_onednn, read_before_written
 
-Shape = Tuple[int, ...]
-# Turns each sequence round, for the loop that runs over it from its end.
-TURNING = "ReversePackedSegs"
-# What they make is shaped like their first input, of which not every Caffe2 says something.
-LIKE_THE_FIRST = frozenset(
-    [TURNING, "ElementwiseLinear", "SequenceMask", "SigmoidGradient", "SoftmaxGradient", "TanhGradient"]
-)
 # In place of one: a prime, so that it is not taken for another size, or for a product of some.
 SEVERAL = 1009
 
@@ -63,15 +55,13 @@ class Sizes:
 
     def made_by(self, operators: Sequence[caffe2_pb2.OperatorDef]) -> Dict[str, Shape]:
         """The shapes of what operators compute that a rule has put in front of a loop."""
-        found = dict(self._shapes)
-        for operator in itertools.chain.from_iterable(map(_as_before, operators)):
-            known = {blob: found[blob] for blob in operator.input if blob in found}
-            if operator.type == "Transpose" and operator.input[0] in known:
-                # Of which older Caffe2s say nothing, but that its axes were invalid.
-                found[operator.output[0]] = _transposed(known[operator.input[0]], integers(operator, "axes"))
-            elif not is_on_onednn(operator):
-                found.update(_inferred_of_one(operator.SerializeToString(), tuple(known.items())))
-        return found
+        return self.behind(operators).shapes
+
+    def behind(self, operators: Sequence[caffe2_pb2.OperatorDef]) -> Inference:
+        """What is known once they have run."""
+        inference = Inference(self._shapes)
+        inference.follow(itertools.chain.from_iterable(map(_as_before, operators)))
+        return inference
 
     def steps(self, loop: Loop) -> Optional[int]:
         """T, if it is known. One of no steps says nothing of how many there will be."""
@@ -104,11 +94,13 @@ def find_sizes(
     """
     parameters = made_by_init_net(init_net)
     known = shapes_of_inputs(net, parameters, given_shapes)
-    return Sizes({**_through_loops(net, known), **known}, parameters)
+    return Sizes(_through_loops(net, known), parameters)
 
 
 def made_by_init_net(init_net: Optional[caffe2_pb2.NetDef]) -> Dict[str, Shape]:
-    return _inferred([] if init_net is None else list(init_net.op), {})
+    inference = Inference({})
+    inference.follow([] if init_net is None else init_net.op)
+    return inference.shapes
 
 
 def shapes_of_inputs(
@@ -122,21 +114,18 @@ def shapes_of_inputs(
     return {**parameters, **known, **given_shapes}
 
 
-def _transposed(shape: Shape, axes: Sequence[int]) -> Shape:
-    return tuple(shape[axis] for axis in axes) if axes else shape[::-1]
-
-
 def _through_loops(net: caffe2_pb2.NetDef, known: Mapping[str, Shape]) -> Dict[str, Shape]:
     """Caffe2 infers nothing about the outputs of loops, and so of what stands behind one; each is done in turn."""
-    found = dict(known)
+    inference = Inference(known)
     before: List[caffe2_pb2.OperatorDef] = []
     for operator in itertools.chain.from_iterable(map(_as_before, net.op)):
         if operator.type == OPERATOR:
-            found.update(_inferred(before, found))
-            found.update(loop_outputs(operator, found))
-        elif not operator.is_gradient_op and operator.type != GRADIENT_OPERATOR and not is_on_onednn(operator):
+            inference.follow(before)
+            inference.shapes.update(loop_outputs(operator, inference.shapes))
+            before.clear()
+        elif not operator.is_gradient_op and operator.type != GRADIENT_OPERATOR:
             before.append(operator)
-    return found
+    return inference.shapes
 
 
 def _as_before(operator: caffe2_pb2.OperatorDef) -> Iterable[caffe2_pb2.OperatorDef]:
@@ -168,50 +157,3 @@ def loop_outputs(operator: caffe2_pb2.OperatorDef, known: Mapping[str, Shape]) -
             steps = sequence[0] if offset == 1 else 1
             found[output] = (steps, sequence[1], sizes[state])
     return found
-
-
-def _known_to_caffe2(operator: caffe2_pb2.OperatorDef) -> Sequence[caffe2_pb2.OperatorDef]:
-    """An operator of whose shapes Caffe2 can say something, or several, in the place of one of which it cannot."""
-    if operator.type in LIKE_THE_FIRST:
-        return [caffe2_pb2.OperatorDef(type="Copy", input=operator.input[:1], output=operator.output[:1])]
-    if _is_addcmul(operator):
-        first, *factors = operator.input
-        product = operator.output[0] + "_product"
-        return [
-            caffe2_pb2.OperatorDef(type="Mul", input=factors, output=[product]),
-            caffe2_pb2.OperatorDef(type="Add", input=[first, product], output=operator.output),
-        ]
-    return [operator]
-
-
-def _is_addcmul(operator: caffe2_pb2.OperatorDef) -> bool:
-    return operator.type == "ATen" and string(operator, "operator", "") == "addcmul"
-
-
-def _with_known_inputs(
-    operators: List[caffe2_pb2.OperatorDef], known: Mapping[str, Shape]
-) -> Iterable[caffe2_pb2.OperatorDef]:
-    """Caffe2 passes over the others, with a warning for each, and takes it that what ATen gives has no dimensions."""
-    found = set(known)
-    for operator in operators:
-        if found.issuperset(operator.input) and (operator.type != "ATen" or _is_addcmul(operator)):
-            found.update(operator.output)
-            yield operator
-
-
-@functools.lru_cache(maxsize=4096)
-def _inferred_of_one(operator: bytes, known: Tuple[Tuple[str, Shape], ...]) -> Mapping[str, Shape]:
-    """As `_inferred`; rules ask for the same again and again, which took a quarter of the time to apply them."""
-    return _inferred([caffe2_pb2.OperatorDef.FromString(operator)], dict(known))
-
-
-def _inferred(operators: List[caffe2_pb2.OperatorDef], known: Mapping[str, Shape]) -> Dict[str, Shape]:
-    net = caffe2_pb2.NetDef()
-    for operator in _with_known_inputs(operators, known):
-        net.op.extend(_known_to_caffe2(operator))
-    dimensions = {blob: list(shape) for blob, shape in known.items()}
-    try:
-        found, _ = workspace.InferShapesAndTypes([net], dimensions, nets_proto=True)
-    except (RuntimeError, TypeError):
-        return {}
-    return {blob: tuple(int(size) for size in shape) for blob, shape in found.items() if shape}

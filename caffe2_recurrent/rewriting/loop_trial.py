@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from typing import Dict, Iterable, List, Mapping, Optional, Tuple, Union
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 from caffe2.proto import caffe2_pb2
 
@@ -24,19 +24,23 @@ def seconds(loop: Loop, candidates: Mapping[str, Loop], sizes: Sizes) -> Union[M
     Those of a loop and its gradient are timed one behind the other, and what makes the sequence in front of them. What
     else rules have put before the loop so far is not timed, nor is what comes after its gradient.
     """
-    known = sizes.made_by(loop.before)
-    in_front = _making_the_sequence(loop, known)
+    known = sizes.behind(loop.before)
+    in_front = _making_the_sequence(loop, known.shapes)
     made = {name: [*in_front, *_operators(candidate, len(loop.before))] for name, candidate in candidates.items()}
-    shapes = _shapes(
-        loop, list(dict.fromkeys(blob for found in made.values() for blob in read_before_written(found))), known
-    )
+    read = list(dict.fromkeys(blob for found in made.values() for blob in read_before_written(found)))
+    shapes = _shapes(loop, read, known.shapes)
     if shapes is None:
         return "the shapes of what its steps read are not all known; give shapes"
     one_by_one = any(integer(candidate.forward, ENABLE, 0) for candidate in candidates.values())
     as_bytes = tuple(
         (name, tuple(operator.SerializeToString() for operator in operators)) for name, operators in made.items()
     )
-    return _time(as_bytes, tuple(shapes.items()), tuple(_lengths(loop)), sizes.steps(loop) or 1, one_by_one)
+    whole = {blob: shapes[blob] for blob in _lengths(loop) if blob in shapes}
+    fills = [_steps_of_each(blob, shape, sizes.steps(loop) or 1) for blob, shape in whole.items()]
+    fills += [_sizes(blob, known.contents[blob]) for blob in read if blob in known.contents]
+    made_before = {blob for fill in fills for blob in fill.output}
+    floats = tuple((blob, shape) for blob, shape in shapes.items() if blob not in made_before)
+    return _time(as_bytes, floats, tuple(fill.SerializeToString() for fill in fills), one_by_one)
 
 
 def _making_the_sequence(loop: Loop, known: Mapping[str, Shape]) -> List[caffe2_pb2.OperatorDef]:
@@ -77,32 +81,33 @@ def _shapes(loop: Loop, blobs: Iterable[str], known: Mapping[str, Shape]) -> Opt
 
 
 def _lengths(loop: Loop) -> Iterable[str]:
-    """Blobs of whole numbers."""
     for operator in loop.operators:
         if operator.type in UNITS and unrolled.needs_step_number(operator):
             yield operator.input[LENGTHS_INPUT[operator.type]]
 
 
+def _steps_of_each(lengths: str, shape: Shape, steps: int) -> caffe2_pb2.OperatorDef:
+    """Sequences that have ended take a step less time; here none has."""
+    kind = caffe2_pb2.TensorProto.INT32
+    beside = caffe2_pb2.OperatorDef()
+    return new_operator("ConstantFill", [], [lengths], beside, shape=list(shape), value=steps, dtype=kind)
+
+
+def _sizes(blob: str, content: Sequence[int]) -> caffe2_pb2.OperatorDef:
+    beside = caffe2_pb2.OperatorDef()
+    return new_operator("GivenTensorInt64Fill", [], [blob], beside, shape=[len(content)], values=list(content))
+
+
 @trial.remembered
 def _time(
     candidates: Tuple[Tuple[str, Tuple[bytes, ...]], ...],
-    shapes: Tuple[Tuple[str, Shape], ...],
-    lengths: Tuple[str, ...],
-    steps: int,
+    floats: Tuple[Tuple[str, Shape], ...],
+    fills: Tuple[bytes, ...],
     one_by_one: bool,
 ) -> Union[Mapping[str, Seconds], str]:
-    floats = {blob: shape for blob, shape in shapes if blob not in lengths}
-    kind = caffe2_pb2.TensorProto.INT32
-    # Sequences that have ended take a step less time; here none has.
-    whole = [
-        new_operator("ConstantFill", [], [blob], caffe2_pb2.OperatorDef(), shape=list(shape), value=steps, dtype=kind)
-        for blob, shape in shapes
-        if blob in lengths
-    ]
-
     def subject(operators: Iterable[bytes]) -> Subject:
-        step = [caffe2_pb2.OperatorDef.FromString(operator) for operator in operators]
-        return Subject(step, floats, whole, wakes_threads=one_by_one)
+        step, once = (list(map(caffe2_pb2.OperatorDef.FromString, found)) for found in (operators, fills))
+        return Subject(step, dict(floats), once, wakes_threads=one_by_one)
 
     subjects = {name: functools.partial(subject, operators) for name, operators in candidates}
     # The executor's race fails one run in a million or so, for which the steps are not to blame.

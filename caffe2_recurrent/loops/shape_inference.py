@@ -1,0 +1,110 @@
+"""The shapes of what operators make: Caffe2's own inference, and what is known beyond it.
+
+Of a fill whose shape is the content of a blob Caffe2 infers nothing, as it follows shapes and no numbers. Sizes that
+operators take from shapes and put together are followed here.
+"""
+
+import functools
+from typing import Dict, Iterable, Mapping, Optional, Sequence, Tuple
+
+from caffe2.proto import caffe2_pb2
+from caffe2.python import workspace
+
+from caffe2_recurrent.operator_arguments import integer, integers, string
+from caffe2_recurrent.operators import is_on_onednn
+
+Shape = Tuple[int, ...]
+# Turns each sequence round, for the loop that runs over it from its end.
+TURNING = "ReversePackedSegs"
+# What they make is shaped like their first input, of which not every Caffe2 says something.
+LIKE_THE_FIRST = frozenset(
+    [TURNING, "ElementwiseLinear", "SequenceMask", "SigmoidGradient", "SoftmaxGradient", "TanhGradient"]
+)
+
+
+class Inference:
+    """The `shapes` of blobs behind the operators that have been followed, as far as they are known; and `contents` of
+    those that hold sizes in a row.
+
+    What was `given` holds until an operator makes the blob another shape.
+    """
+
+    def __init__(self, given: Mapping[str, Shape]) -> None:
+        self.shapes: Dict[str, Shape] = dict(given)
+        self._given = frozenset(given)
+        self.contents: Dict[str, Sequence[int]] = {}
+
+    def follow(self, operators: Iterable[caffe2_pb2.OperatorDef]) -> None:
+        for operator in operators:
+            known = {blob: self.shapes[blob] for blob in operator.input if blob in self.shapes}
+            content, made = self._content(operator), self._made(operator, known)
+            for blob in operator.output:
+                self.contents.pop(blob, None)
+                if blob not in self._given:
+                    self.shapes.pop(blob, None)
+            if content is not None:
+                self.contents[operator.output[0]] = content
+            self.shapes.update(made)
+
+    def _made(self, operator: caffe2_pb2.OperatorDef, known: Mapping[str, Shape]) -> Mapping[str, Shape]:
+        if is_on_onednn(operator):
+            return {}
+        if operator.input and integer(operator, "input_as_shape", 0):
+            shape = self.contents.get(operator.input[0])
+            return {} if shape is None else {operator.output[0]: (*shape, *integers(operator, "extra_shape"))}
+        if operator.type == "Transpose" and operator.input[0] in known:
+            # Of which older Caffe2s say nothing, but that its axes were invalid.
+            shape = known[operator.input[0]]
+            axes = integers(operator, "axes") or list(range(len(shape)))[::-1]
+            return {operator.output[0]: _taken(shape, axes)} if sorted(axes) == list(range(len(shape))) else {}
+        return _inferred(operator.SerializeToString(), tuple(known.items()))
+
+    def _content(self, operator: caffe2_pb2.OperatorDef) -> Optional[Sequence[int]]:
+        """What the first output holds, if it is sizes in a row."""
+        if operator.type == "GivenTensorInt64Fill" and not operator.input and len(integers(operator, "shape")) == 1:
+            return integers(operator, "values")
+        if operator.type == "Shape" and operator.input[0] in self.shapes:
+            shape = self.shapes[operator.input[0]]
+            axes = integers(operator, "axes") or range(len(shape))
+            return _taken(shape, axes) if len(shape) > max(axes, default=-1) else None
+        if operator.type == "Concat" and all(blob in self.contents for blob in operator.input):
+            return [size for blob in operator.input for size in self.contents[blob]]
+        return None
+
+
+def _taken(shape: Shape, axes: Sequence[int]) -> Shape:
+    return tuple(shape[axis] for axis in axes)
+
+
+@functools.lru_cache(maxsize=4096)
+def _inferred(operator: bytes, known: Tuple[Tuple[str, Shape], ...]) -> Mapping[str, Shape]:
+    """What Caffe2 infers. Rules ask for the same again and again, which took a quarter of the time to apply them."""
+    given = caffe2_pb2.OperatorDef.FromString(operator)
+    # Caffe2 passes over others with a warning, and takes it that what ATen gives has no dimensions.
+    if not dict(known).keys() >= set(given.input) or (given.type == "ATen" and not _is_addcmul(given)):
+        return {}
+    net = caffe2_pb2.NetDef(op=_known_to_caffe2(given))
+    dimensions = {blob: list(shape) for blob, shape in known}
+    try:
+        found, _ = workspace.InferShapesAndTypes([net], dimensions, nets_proto=True)
+    except (RuntimeError, TypeError):
+        return {}
+    return {blob: tuple(int(size) for size in shape) for blob, shape in found.items() if shape}
+
+
+def _known_to_caffe2(operator: caffe2_pb2.OperatorDef) -> Sequence[caffe2_pb2.OperatorDef]:
+    """An operator of whose shapes Caffe2 can say something, or several, in the place of one of which it cannot."""
+    if operator.type in LIKE_THE_FIRST:
+        return [caffe2_pb2.OperatorDef(type="Copy", input=operator.input[:1], output=operator.output[:1])]
+    if _is_addcmul(operator):
+        first, *factors = operator.input
+        product = operator.output[0] + "_product"
+        return [
+            caffe2_pb2.OperatorDef(type="Mul", input=factors, output=[product]),
+            caffe2_pb2.OperatorDef(type="Add", input=[first, product], output=operator.output),
+        ]
+    return [operator]
+
+
+def _is_addcmul(operator: caffe2_pb2.OperatorDef) -> bool:
+    return operator.type == "ATen" and string(operator, "operator", "") == "addcmul"
