@@ -112,7 +112,10 @@ class JoinedSequence(Rule):
             del loop.operators[position]
         loop.operators[multiplying:multiplying] = emitter.operators
         loop.known.rows |= {joined, slice_}
-        like = None if loop.gradient is None else _like(loop, x, bias)
+        like = None
+        if loop.gradient is not None:
+            like = _like(loop, x, bias)
+            sizes.add(like, source.output[0])
         loop.before[:] = [operator for operator in loop.before if operator is not source]
         loop.replace_first_sequence(x, slice_, like=like)
 
