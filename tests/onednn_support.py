@@ -10,7 +10,7 @@ import comparing
 import rewriting_support as support
 from caffe2_recurrent import recurrent_net
 from caffe2_recurrent.operators import is_on_onednn
-from caffe2_recurrent.rewriting import passes
+from caffe2_recurrent.rewriting import net_pass
 from caffe2_recurrent.rewriting.products import onednn, step_products, thread_numbers
 from caffe2_recurrent.rewriting.products.product_ways import KEPT_FILTERS, NNPACK
 from caffe2_recurrent.rewriting.rules import packed_products
@@ -35,8 +35,8 @@ def force(monkeypatch, way):
 
 def promise_constant_threads(monkeypatch):
     """That numbers of threads stay, for all nets that are optimised."""
-    may_be_kept = passes._what_may_be_kept
-    monkeypatch.setattr(passes, "_what_may_be_kept", lambda loop, constant_threads: may_be_kept(loop, True))
+    may_be_kept = net_pass._what_may_be_kept
+    monkeypatch.setattr(net_pass, "_what_may_be_kept", lambda loop, constant_threads: may_be_kept(loop, True))
 
 
 def numbers_matter(monkeypatch, is_so):

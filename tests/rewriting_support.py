@@ -49,7 +49,8 @@ def optimising(rules=None, even_if_slower=True, trials=True):
     lines, run = Lines(), workspace.RunNetOnce
 
     def run_optimised(net):
-        if any(operator.type == LOOP for operator in net.Proto().op):
+        operators = (net if isinstance(net, caffe2_pb2.NetDef) else net.Proto()).op
+        if any(operator.type == LOOP for operator in operators):
             lines.reports.append(optimize(net, rules, even_if_slower=even_if_slower, trials=trials))
             assert_done(net, rules, even_if_slower, trials)
         return run(net)

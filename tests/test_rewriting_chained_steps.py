@@ -17,7 +17,7 @@ from caffe2_recurrent import check_inputs, describe, optimize, recurrent_net, st
 from caffe2_recurrent.loops.reading import read_loops
 from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.operators import LINK
-from caffe2_recurrent.rewriting import calling_thread, chains
+from caffe2_recurrent.rewriting import calling_thread, chains, turning
 from caffe2_recurrent.rewriting.products import thread_numbers
 from caffe2_recurrent.rewriting.rules import executor_threads, unrolled_steps
 from caffe2_recurrent.rewriting.rules.unrolled_steps import UnrolledSteps
@@ -248,7 +248,7 @@ def test_an_error_in_a_chain_is_found(monkeypatch):
     monkeypatch.setattr(chains, "make_chain", make_chain)
     model, blobs = support.lstm(gradients=False, forward_only=True)
     rules = [name for name in LOOPS if name != "packed_products"]
-    optimize(support.without_executor(model), rules, even_if_slower=True)
+    optimize(support.without_executor(model), rules, even_if_slower=True, trials=False)
     with pytest.raises(AssertionError, match="output"):
         support.assert_same(support.run(model, blobs), expected)
 
@@ -520,6 +520,7 @@ def test_steps_are_compared_in_chains_where_they_will_be(chosen, ends, monkeypat
 
 @pytest.mark.parametrize("steps, without", [(9, True), (200, ["backward_step_net", "step_net"])], ids=["few", "many"])
 def test_the_executor_is_compared_with_chains(steps, without, monkeypatch, backward_loops):
+    monkeypatch.setattr(turning, "pays", lambda *_: False)
     monkeypatch.setattr(UnrolledSteps, "loss", lambda *_: None)
     monkeypatch.setattr(chains, "pays", lambda *_: True)
     seen = []

@@ -14,7 +14,7 @@ from caffe2_recurrent import GRU, LSTM, optimize, recurrent_net
 from caffe2_recurrent.loops.parts import Parameter
 from caffe2_recurrent.loops.reading import read_loops
 from caffe2_recurrent.loops.sizes import Sizes
-from caffe2_recurrent.rewriting import passes
+from caffe2_recurrent.rewriting import passes, turning
 from caffe2_recurrent.rewriting.elementwise.lstm_forms import ByTanh
 from caffe2_recurrent.rewriting.rules import RULES, executor_threads, lstm_unit
 from caffe2_recurrent.rewriting.rules.unrolled_steps import UnrolledSteps
@@ -810,6 +810,7 @@ def executor_of(loop):
 
 def test_executor_threads_compares_with_what_then_applies(monkeypatch, backward_loops, unrolled_steps):
     """Without the executor steps may be written out, and a backward pass may be a loop of its own."""
+    monkeypatch.setattr(turning, "pays", lambda *_: False)
     following = ["backward_loop", "unrolled_steps"]
     cases = ((9, following, True, False), (200, following, False, True), (9, [], False, False), (200, [], False, False))
     for steps, others, written_out, turned in cases:
@@ -853,8 +854,9 @@ def test_executor_threads_tries_both(steps, gradients, monkeypatch, backward_loo
         found.append(right(*arguments))
         return found[-1]
 
-    # Which has a trial of its own.
+    # Which have trials of their own.
     monkeypatch.setattr(UnrolledSteps, "loss", lambda *_: None)
+    monkeypatch.setattr(turning, "pays", lambda *_: False)
     monkeypatch.setattr(executor_threads.loop_trial, "seconds", seconds)
     model, _ = support.lstm(gradients=gradients)
     gpu = core.DeviceOption(caffe2_pb2.CUDA, 0)

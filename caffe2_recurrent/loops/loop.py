@@ -90,7 +90,8 @@ class Loop:
     made when they have changed; `may_keep` says what could be. With `unrolled` its steps are to be written out.
     `chained` are, by the net of a step that is to be a chain, or was read as one, outer blobs that are true, see
     `chained.py` and `rewriting/chains.py`.
-    `rules` are the names of those that are to be applied to it.
+    `rules` are the names of those that are to be applied to it. With `turns` its backward pass is to become a loop of
+    its own, however few operators there are.
     """
 
     name: str
@@ -117,6 +118,7 @@ class Loop:
     unrolled: Optional[Unrolled] = None
     chained: Dict[str, str] = field(default_factory=dict)
     rules: FrozenSet[str] = frozenset()
+    turns: bool = False
     may_keep: Keeping = Keeping.NOTHING
 
     @property

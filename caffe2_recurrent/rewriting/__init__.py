@@ -17,7 +17,7 @@ from caffe2_recurrent.loops.shape_checks import check_shapes, read_shapes
 from caffe2_recurrent.loops.sizes import Shape, find_sizes
 from caffe2_recurrent.nets import AnyNet, init_net_of, read_net
 from caffe2_recurrent.problems import Problems, given, meant
-from caffe2_recurrent.rewriting.passes import rewritten
+from caffe2_recurrent.rewriting.net_pass import rewritten
 from caffe2_recurrent.rewriting.report import Refusal, Report, Rewrite
 from caffe2_recurrent.rewriting.rule import Rule
 from caffe2_recurrent.rewriting.rules import RULES

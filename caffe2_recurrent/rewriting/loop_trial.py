@@ -2,20 +2,23 @@
 
 import contextlib
 import functools
-from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.backward.gradient_maker import POSITIONS
 from caffe2_recurrent.executor import ENABLE
 from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.shape_inference import Inference
 from caffe2_recurrent.loops.sizes import Shape, Sizes
 from caffe2_recurrent.operator_arguments import integer, integers
 from caffe2_recurrent.operators import LENGTHS_INPUT, new_operator, read_before_written
 from caffe2_recurrent.rewriting import passes, unrolled
-from caffe2_recurrent.rewriting.steps.rows import UNITS
+from caffe2_recurrent.rewriting.steps.rows import FEATURES, UNITS
 from caffe2_recurrent.rewriting.trials import trial
 from caffe2_recurrent.rewriting.trials.timing import Seconds, Subject
+
+Operators = List[caffe2_pb2.OperatorDef]
 
 
 def seconds(loop: Loop, candidates: Mapping[str, Loop], sizes: Sizes) -> Union[Mapping[str, Seconds], str]:
@@ -27,6 +30,28 @@ def seconds(loop: Loop, candidates: Mapping[str, Loop], sizes: Sizes) -> Union[M
     known = sizes.behind(loop.before)
     in_front = _making_the_sequence(loop, known.shapes)
     made = {name: [*in_front, *_operators(candidate, len(loop.before))] for name, candidate in candidates.items()}
+    return _seconds(loop, candidates, made, known, sizes)
+
+
+def seconds_with_surroundings(
+    loop: Loop, candidates: Mapping[str, Loop], sizes: Sizes
+) -> Union[Mapping[str, Seconds], str]:
+    """The same with all that rules have put around the loop, for a loop that none has changed; products of the net in
+    front of it and behind are among that.
+    """
+    made = {name: _with_surroundings(loop, candidate) for name, candidate in candidates.items()}
+    known = sizes.behind([])
+    known.shapes.update({blob: shape for blob, shape in _gradients(loop, known.shapes) if blob not in known.shapes})
+    return _seconds(loop, candidates, made, known, sizes)
+
+
+def _seconds(
+    loop: Loop,
+    candidates: Mapping[str, Loop],
+    made: Mapping[str, Operators],
+    known: Inference,
+    sizes: Sizes,
+) -> Union[Mapping[str, Seconds], str]:
     read = list(dict.fromkeys(blob for found in made.values() for blob in read_before_written(found)))
     shapes = _shapes(loop, read, known.shapes)
     if shapes is None:
@@ -64,6 +89,23 @@ def _operators(loop: Loop, before: int) -> List[caffe2_pb2.OperatorDef]:
         around = passes.around_gradient(loop)
         made += around[: len(around) - len(loop.after_gradient)]
     return made
+
+
+def _with_surroundings(loop: Loop, candidate: Loop) -> Operators:
+    in_front: Operators = []
+    behind: Operators = []
+    for position, operators in sorted(candidate.surroundings.products.items()):
+        (was,) = loop.surroundings.products[position]
+        (in_front if was.type == "FC" else behind).extend(operators)
+    return [*in_front, *_operators(candidate, 0), *candidate.after_gradient, *behind]
+
+
+def _gradients(loop: Loop, known: Mapping[str, Shape]) -> Iterator[Tuple[str, Shape]]:
+    """The gradients that products behind the loop continue from, which may be there by another name than it has."""
+    for (operator,) in loop.surroundings.products.values():
+        if operator.type == "FCGradient" and all(map(known.__contains__, operator.input[:2])):
+            x, weights, gradient = operator.input
+            yield gradient, (*known[x][:FEATURES], known[weights][0])
 
 
 def _shapes(loop: Loop, blobs: Iterable[str], known: Mapping[str, Shape]) -> Optional[Dict[str, Shape]]:

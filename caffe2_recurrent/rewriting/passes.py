@@ -1,101 +1,26 @@
-"""The pass: every rule over every loop of a net, and the net changed at once at the end."""
+"""Rules over one loop, and the operators that take the places of its own."""
 
 import dataclasses
-from typing import Dict, List, Optional, Sequence, Set, Tuple
+from typing import List, Sequence, Set, Tuple
 
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loops.loop import Loop
-from caffe2_recurrent.loops.parts import Keeping
-from caffe2_recurrent.loops.reading import read_loops
 from caffe2_recurrent.loops.sizes import Sizes
-from caffe2_recurrent.operator_arguments import STEP_NET, has_nets
-from caffe2_recurrent.operators import GRADIENT_OPERATOR, LINK, OPERATOR, is_backward_of
+from caffe2_recurrent.operator_arguments import STEP_NET
 from caffe2_recurrent.rewriting import (
     backward_pass,
     chains,
-    exposed_gradients,
-    memory_names,
-    unchanged_weights,
     unrolled,
 )
-from caffe2_recurrent.rewriting.products import kept_filters, thread_numbers
-from caffe2_recurrent.rewriting.report import Refusal, Report, Rewrite
+from caffe2_recurrent.rewriting.products import kept_filters
+from caffe2_recurrent.rewriting.report import Refusal, Rewrite
 from caffe2_recurrent.rewriting.rule import Rule
-from caffe2_recurrent.rewriting.steps import dead_operators, step_shapes
-from caffe2_recurrent.rewriting.steps.rows import with_rows
-from caffe2_recurrent.rewriting.trials import trial
+from caffe2_recurrent.rewriting.steps import dead_operators
 
 Operators = List[caffe2_pb2.OperatorDef]
 # The rule that makes a backward pass a loop, so that either has two step workspaces.
 BACKWARD_LOOP = "backward_loop"
-
-
-def rewritten(
-    net: caffe2_pb2.NetDef,
-    rules: Sequence[Rule],
-    sizes: Sizes,
-    even_if_slower: bool,
-    dry_run: bool,
-    trials: bool,
-    constant_threads: bool,
-) -> Tuple[Operators, Report]:
-    """The operators that `net` has with its loops rewritten, and what was done. `net` is left as it is."""
-    loops = read_loops(net)
-    rewrites: List[Rewrite] = []
-    refusals: List[Refusal] = []
-    changed: Dict[int, Loop] = {}
-    for position, loop in loops.items():
-        reason = _out_of_reach(loop) or _mistakable(loop, net)
-        if reason is not None:
-            refusals.append(Refusal("all", loop.name, loop.forward.type, reason))
-            continue
-        # What rules put there does not tell, but blobs keep what they hold.
-        loop.known.rows |= with_rows(loop, sizes)
-        loop.known.columns.update(step_shapes.columns(loop, sizes))
-        loop.rules = frozenset(rule.name for rule in rules)
-        loop.may_keep = _what_may_be_kept(loop, constant_threads)
-        with trial.trying(trials):
-            made, left = _apply_all(rules, loop, sizes, even_if_slower)
-        rewrites += made
-        refusals += left
-        if made:
-            memory_names.set_apart(loop)
-            changed[position] = loop
-    differentiated = {loop.forward.output[-1]: loop for loop in changed.values() if loop.gradient is not None}
-    around = {
-        position: taking_its_place
-        for loop in changed.values()
-        for position, taking_its_place in loop.surroundings.products.items()
-        if taking_its_place != [net.op[position]]
-    }
-    operators: Operators = []
-    for position, operator in enumerate(net.op):
-        if position in around:
-            operators += waiting(around[position], [operator])
-        elif position in changed:
-            loop = changed[position]
-            # What made a sequence may be gone, and the loop read what it read.
-            sources = [net.op[source] for source in loop.surroundings.products if net.op[source].type == "FC"]
-            operators += waiting(unchanged_weights.guarded(loop, around_forward(loop)), [operator, *sources])
-        elif operator.type == GRADIENT_OPERATOR and operator.input[-1] in differentiated:
-            operators += waiting(around_gradient(differentiated[operator.input[-1]]), [operator])
-        else:
-            operators.append(operator)
-    exposed_gradients.keep_order(operators)
-    names = tuple(loop.name for loop in loops.values())
-    chosen = tuple(rule.name for rule in rules)
-    without = tuple(loop.name for loop in changed.values() if loop.gradient is None and loop.has_backward_step)
-    return operators, Report(names, chosen, tuple(rewrites), tuple(refusals), dry_run, trials, without)
-
-
-def waiting(made: Operators, before: Operators) -> Operators:
-    """`made`, which takes the place of the operators `before`, and waits for all that these have waited for."""
-    waits_for = dict.fromkeys(blob for operator in before for blob in operator.control_input)
-    for operator in made:
-        known = {*operator.input, *operator.control_input}
-        operator.control_input.extend(blob for blob in waits_for if blob not in known)
-    return made
 
 
 def around_forward(loop: Loop) -> Operators:
@@ -129,15 +54,7 @@ def _in_place(loop: Loop) -> Loop:
     return dataclasses.replace(loop, operators=operators, links=links, gradient=gradient)
 
 
-def _what_may_be_kept(loop: Loop, constant_threads: bool) -> Keeping:
-    of_weights = Keeping.WEIGHTS if unchanged_weights.may_be_kept(loop) else Keeping.NOTHING
-    is_for_two = BACKWARD_LOOP in loop.rules if loop.gradient is not None else not loop.has_backward_step
-    if not constant_threads and thread_numbers.matter():
-        return of_weights
-    return of_weights | Keeping.PLANS | (Keeping.FILTERS if is_for_two else Keeping.NOTHING)
-
-
-def _apply_all(
+def apply_all(
     rules: Sequence[Rule], loop: Loop, sizes: Sizes, even_if_slower: bool
 ) -> Tuple[List[Rewrite], List[Refusal]]:
     rewrites: List[Rewrite] = []
@@ -187,47 +104,3 @@ def apply_chosen(rules: Sequence[Rule], loop: Loop, sizes: Sizes) -> None:
     for rule in rules:
         if rule.name in loop.rules:
             apply(rule, loop, sizes)
-
-
-def _out_of_reach(loop: Loop) -> Optional[str]:
-    if loop.chained:
-        return "an earlier `optimize` has made the operators of its steps a chain"
-    if any(map(kept_filters.are_in, loop.steps)):
-        return "an earlier `optimize` has made its products, whose results it reads where oneDNN leaves them"
-    if any(operator.type == LINK for operator in loop.operators):
-        return "it is a backward pass that has been made a loop of its own"
-    if loop.forward.device_option.device_type != caffe2_pb2.DeviceOption().device_type:
-        return "it does not run on a CPU, and the rules are made for CPUs"
-    if any(window != 1 for given in loop.forward.arg if given.name == "link_window" for window in given.ints):
-        return "its steps see windows of several slices"
-    own = {link.inner for link in loop.all_links} | {loop.timestep}
-    outside = (loop.written - own) & {*loop.net.external_input, *loop.inputs, *loop.surroundings.busy}
-    if outside:
-        return "its steps write to '{}', which is a blob outside of them too".format(min(outside))
-    inside = [operator.type for operators in loop.steps for operator in operators if has_nets(operator)]
-    if inside:
-        return "its steps have operators that run nets ({}), and rules do not look into these".format(inside[0])
-    return None
-
-
-def _mistakable(loop: Loop, net: caffe2_pb2.NetDef) -> Optional[str]:
-    """Why it is not certain which operators belong together; a loop and its gradient share their step workspaces."""
-    if any(is_backward_of(operator, loop.forward) for operator in net.op):
-        return "its backward pass has been made a loop of its own, which fits its steps as they are"
-    if loop.gradient is None:
-        return None
-    workspaces = loop.workspaces
-    changed = _written_between(net, *loop.outer_operators) & loop.references
-    if changed:
-        return "'{}' is written between the loop and its gradient operator".format(min(changed))
-    if sum(operator.type == OPERATOR and operator.output[-1] == workspaces for operator in net.op) > 1:
-        return "another loop has the same step workspaces, '{}'".format(workspaces)
-    if sum(operator.type == GRADIENT_OPERATOR and operator.input[-1] == workspaces for operator in net.op) > 1:
-        return "it has several gradient operators"
-    return None
-
-
-def _written_between(net: caffe2_pb2.NetDef, first: caffe2_pb2.OperatorDef, last: caffe2_pb2.OperatorDef) -> Set[str]:
-    operators = list(net.op)
-    between = operators[operators.index(first) + 1 : operators.index(last)]
-    return {blob for operator in between for blob in operator.output}
