@@ -156,7 +156,7 @@ def _read_settings(
     """How to optimise the nets that are run; None if they are not to be."""
     types, values = Problems("install"), Problems("install")
     wanted = read_flag("optimize", optimize, types)
-    chosen = read_rules(rules, types, values)
+    chosen = read_rules("rules", rules, types, values)
     read = Flags(*(read_flag(name, value, types) for name, value in zip(Flags._fields, flags)))
     settings = optimized_runs.Settings(Optimizer(chosen, read), on_report)
     if on_report is not None and not callable(on_report):

@@ -721,6 +721,17 @@ def test_new_operators_run_where_the_loop_does():
     assert {operator.device_option.node_name for operator in model.net.Proto().op} == {"here"}
 
 
+@pytest.mark.parametrize("chosen", [None, ["parameter_gradients", "transposed_weights"]], ids=str)
+def test_rules_that_are_left_out(chosen):
+    """Of those that are chosen, if some are."""
+    model, _ = support.lstm()
+    report = optimize(model, chosen, even_if_slower=True, without=["transposed_weights", "lstm_unit"])
+    expected = support.NAMES if chosen is None else chosen
+    assert list(report.rules) == [name for name in expected if name not in ("transposed_weights", "lstm_unit")]
+    assert report.counts["parameter_gradients"] == 1
+    assert optimize(model, ["lstm_unit"], without=["lstm_unit"]).rules == ()
+
+
 def test_shapes_that_do_not_fit_the_net_are_as_good_as_none():
     """Where no product of the net and no loop reads them; here Caffe2 finds no shape of what is turned."""
     model = ModelHelper("misfit")

@@ -17,7 +17,7 @@ from caffe2_recurrent.loops.reading import read_loops
 from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.operators import LINK, is_backward_of
 from caffe2_recurrent.rewriting import backward_pass
-from caffe2_recurrent.rewriting.rules import backward_loop as rule
+from caffe2_recurrent.rewriting.steps import step_counts
 from cells import CELLS
 from test_random_step_nets import drawn_options, seeds
 from test_rewriting_onednn import feed_parameters
@@ -234,7 +234,7 @@ def test_a_run_behind_one_of_the_net_as_it_was_with_fewer_steps():
 
 
 def test_an_installed_package_makes_them(monkeypatch):
-    monkeypatch.setattr(rule, "FEWEST_OPERATORS", 1)
+    monkeypatch.setattr(step_counts, "FEW", 1)
     model, blobs = support.lstm()
     expected = support.run(model, blobs)
     with caffe2_recurrent.install(optimize=True, trials=False):

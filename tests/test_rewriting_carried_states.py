@@ -19,8 +19,7 @@ from caffe2_recurrent.operators import LINK
 from caffe2_recurrent.rewriting import backward_pass
 from caffe2_recurrent.rewriting.products import kept_filters, nnpack, onednn
 from caffe2_recurrent.rewriting.products.product_ways import NNPACK
-from caffe2_recurrent.rewriting.rules import backward_loop
-from caffe2_recurrent.rewriting.steps import in_place
+from caffe2_recurrent.rewriting.steps import in_place, step_counts
 from caffe2_recurrent.step_workspaces import steps_of_last_run
 from cells import CELLS
 from onednn_support import force, promise_constant_threads
@@ -323,7 +322,7 @@ def test_states_behind_products_that_another_library_makes(way, monkeypatch):
     """Of the shape of these Caffe2 says nothing."""
     is_there = not nnpack.is_missing() if way == NNPACK else not onednn.is_missing()
     if way == kept_filters.KEPT_FILTERS:
-        monkeypatch.setattr(backward_loop, "FEWEST_OPERATORS", 0)
+        monkeypatch.setattr(step_counts, "few", lambda *_: 0)
         is_there = FILTERS_STAY
     promise_constant_threads(monkeypatch)
     if is_there:

@@ -35,22 +35,25 @@ def test_what_is_no_net(value):
     assert str(caught.value) == expected.replace("{!r}", "{}").format(shown, type(value).__name__)
 
 
+@pytest.mark.parametrize("argument", ["rules", "without"])
 @pytest.mark.parametrize("value", ["lstm_unit", b"lstm_unit", 3, True], ids=repr)
-def test_rules_that_are_no_list(value):
-    expected = "optimize: rules must be a list of names; got {!r} of type {}".format(value, type(value).__name__)
-    assert refused(rules=value) == expected
+def test_rules_that_are_no_list(argument, value):
+    expected = "optimize: {} must be a list of names; got {!r} of type {}".format(argument, value, type(value).__name__)
+    assert refused(**{argument: value}) == expected
 
 
+@pytest.mark.parametrize("argument", ["rules", "without"])
 @pytest.mark.parametrize("value", [3, None], ids=repr)
-def test_rules_without_a_name(value):
-    expected = "optimize: rules must be a list of names; it has {!r} of type {}".format(value, type(value).__name__)
-    assert refused(rules=["lstm_unit", value, "lstm_units"]) == expected
+def test_rules_without_a_name(argument, value):
+    shown = "{} must be a list of names; it has {!r} of type {}".format(argument, value, type(value).__name__)
+    assert refused(**{argument: ["lstm_unit", value, "lstm_units"]}) == "optimize: " + shown
 
 
 @pytest.mark.parametrize("value, alike", [("lstm_units", "'lstm_unit'"), ("backward_loops", "'backward_loop'")])
 def test_a_name_that_is_nearly_that_of_a_rule(value, alike):
     expected = "optimize: '{}' is not a rule; did you mean {}?".format(value, alike)
     assert refused(ValueError, rules=["lstm_unit", value]) == expected
+    assert refused(ValueError, without=["lstm_unit", value]) == expected
 
 
 def test_a_name_that_is_like_that_of_no_rule():

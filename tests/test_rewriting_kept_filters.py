@@ -46,8 +46,9 @@ from caffe2_recurrent.rewriting.products.kept_filters import KEPT_FILTERS, in_pl
 from caffe2_recurrent.rewriting.products.onednn_tensors import shown
 from caffe2_recurrent.rewriting.products.product import Product
 from caffe2_recurrent.rewriting.products.step_subject import WORKSPACES, subject_of
-from caffe2_recurrent.rewriting.rules import backward_loop, packed_products
+from caffe2_recurrent.rewriting.rules import packed_products
 from caffe2_recurrent.rewriting.rules.unrolled_steps import UnrolledSteps
+from caffe2_recurrent.rewriting.steps import step_counts
 from caffe2_recurrent.rewriting.trials import trial
 from caffe2_recurrent.rewriting.trials.timing import Seconds
 from cells import CELLS
@@ -255,7 +256,7 @@ def types(net):
 @THEY_STAY
 @pytest.mark.parametrize("trained", [False, True])
 def test_tensors_and_operators_stay_until_the_number_of_sequences_changes(backward_loops, monkeypatch, trained):
-    monkeypatch.setattr(backward_loop, "FEWEST_OPERATORS", 0)
+    monkeypatch.setattr(step_counts, "few", lambda *_: 0)
     model, blobs = support.lstm(**({} if trained else FORWARD))
     optimize(model, ALL, even_if_slower=True)
     workspace.CreateNet(model.net)
@@ -555,7 +556,7 @@ def test_no_steps():
 @pytest.fixture
 def two_loops(backward_loops, monkeypatch):
     """Backward passes are loops of their own, of however few steps."""
-    monkeypatch.setattr(backward_loop, "FEWEST_OPERATORS", 0)
+    monkeypatch.setattr(step_counts, "few", lambda *_: 0)
 
 
 def kept_by(net):

@@ -6,9 +6,10 @@ from caffe2.python import workspace
 import rewriting_support as support
 from any_clock import clock_of
 from caffe2_recurrent import optimize
-from caffe2_recurrent.loops.sizes import find_sizes
+from caffe2_recurrent.loops.sizes import Sizes, find_sizes
 from caffe2_recurrent.rewriting import turning
 from caffe2_recurrent.rewriting.rules import RULES
+from caffe2_recurrent.rewriting.steps import step_counts
 from caffe2_recurrent.rewriting.trials import trial
 from caffe2_recurrent.rewriting.trials.timing import Seconds, prepared
 from onednn_support import leaving_no_trace
@@ -72,12 +73,15 @@ def test_it_must_be_faster_by_more_than_what_trials_are_wrong(factor, is_faster,
     assert optimize(lstm()[0]).counts[RULE] == is_faster
 
 
-def test_what_cannot_be_tried(asked):
+@pytest.mark.parametrize("steps, is_turned", [(support.T, False), (100, True)], ids=["few", "more"])
+def test_what_cannot_be_tried(steps, is_turned, asked):
+    """It gets what it would without trials."""
     asked.answer = "its steps cannot be tried with arbitrary numbers"
-    report = optimize(lstm()[0])
-    assert report.counts[RULE] == 0 and len(asked) == 1
-    (reason,) = [refusal.reason for refusal in report.refusals if refusal.rule == RULE]
-    assert reason.endswith("a trial has not found that it pays")
+    report = optimize(lstm()[0], shapes={"x": (steps, support.N, support.DIM_IN)})
+    assert report.counts[RULE] == is_turned and len(asked) == 1
+    reasons = [refusal.reason for refusal in report.refusals if refusal.rule == RULE]
+    assert all(reason.endswith("a trial has not found that it pays") for reason in reasons)
+    assert len(reasons) == (not is_turned)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +90,7 @@ def test_what_cannot_be_tried(asked):
         ({}, {"trials": False}),
         ({}, {"even_if_slower": True}),
         ({}, {"rules": [name for name in support.NAMES if name != RULE]}),
-        ({}, {"shapes": {"x": (100, support.N, support.DIM_IN)}}),
+        ({}, {"shapes": {"x": (1000, support.N, support.DIM_IN)}}),
         ({"gradients": False}, {}),
         # What adds up gradients in the loop is refused.
         ({}, {"rules": ["lstm_unit", RULE]}),
@@ -113,6 +117,25 @@ def test_the_loop_stays_as_it_is(asked):
     before = repr(loop)
     assert pays(loop, model)
     assert repr(loop).replace(repr(loop.rules), repr(frozenset())) == before
+
+
+def test_how_many_operators_are_few():
+    """More of small states, as far as a trial can tell what is faster."""
+    loop = loop_of(lstm()[0].net)
+    (count,) = {step_counts.operators(loop, Sizes({"layer/i2h": (steps, 3, 16)})) / steps for steps in (1, 9, 200)}
+    assert count == sum(map(len, loop.steps)) + len(loop.all_links)
+    assert step_counts.operators(loop, Sizes({})) is None
+    small = {"layer/i2h": (9, 3, 16), "h0": (1, 3, 4), "c0": (4,)}
+    large = {**small, "c0": (3, step_counts.SMALL)}
+    assert [step_counts.elements(loop, Sizes(shapes)) for shapes in (small, large)] == [12, 3 * step_counts.SMALL]
+    assert step_counts.elements(loop, Sizes({"layer/i2h": (9, 3, 16)})) is None
+    assert step_counts.few(loop, Sizes(small)) == step_counts.FEW_OF_SMALL
+    assert step_counts.few(loop, Sizes(large)) == step_counts.few(loop, Sizes({})) == step_counts.FEW
+    with trial.trying(False):
+        assert step_counts.few(loop, Sizes(small)) == step_counts.FEW
+    not_trained = loop_of(lstm(gradients=False)[0].net)
+    assert step_counts.few(not_trained, Sizes(small)) == step_counts.FEW_OF_SMALL_FORWARD
+    assert step_counts.few(not_trained, Sizes(large)) == step_counts.FEW
 
 
 @BOTH

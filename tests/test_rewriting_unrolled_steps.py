@@ -517,7 +517,11 @@ def reasons(model_or_net, rules=(RULE,), **options):
 def test_numbers_of_steps():
     model, _ = support.lstm(gradients=False)
     assert reasons(model, shapes={"x": (1, 3, 2)}) == ["there is one step"]
-    assert reasons(model, shapes={"x": (200, 3, 2)}) == ["1600 operators and links of all steps are many"]
+    assert reasons(model, shapes={"x": (600, 3, 2)}) == ["4800 operators and links of all steps are many"]
+    # Of large states fewer are, and without trials.
+    assert reasons(model, shapes={"x": (200, 3, 2)}, trials=False) == ["1600 operators and links of all steps are many"]
+    large = {"x": (200, 3, 2), "h0": (1, 3, 400)}
+    assert reasons(model, shapes=large) == ["1600 operators and links of all steps are many"]
     workspace.ResetWorkspace()
     assert reasons(model) == ["the number of steps is not known; give shapes"]
     assert reasons(model, shapes={"x": (9, 3, 2)}) == [

@@ -38,6 +38,7 @@ def optimize(
     even_if_slower: bool = False,
     trials: bool = True,
     constant_threads: bool = False,
+    without: Iterable[str] = (),
 ) -> Report:
     """Rewrite the loops of a finished net, in place, so that they run faster.
 
@@ -60,6 +61,8 @@ def optimize(
             convolutions. If the promise is not kept there, results may be wrong, or the process may end: oneDNN has
             planned for another number. Without AVX-512 there is nothing to promise; a net that was optimised there is
             not for processors that have it.
+        without: names of rules to leave out, like `['unrolled_steps']` for batches of many lengths: what it writes out
+            is for one number of steps.
 
     Returns:
         A `Report`: `counts` by rule, `rewrites`, `refusals` with their reasons. `print` it.
@@ -79,7 +82,8 @@ def optimize(
     even_if_slower = read_flag("even_if_slower", even_if_slower, types)
     trials = read_flag("trials", trials, types)
     constant_threads = read_flag("constant_threads", constant_threads, types)
-    chosen = read_rules(rules, types, values)
+    left_out = read_rules("without", without, types, values)
+    chosen = [rule for rule in read_rules("rules", rules, types, values) if rule not in left_out]
     types.raise_if_any(TypeError)
     assert proto is not None
     if known_shapes:
@@ -111,18 +115,18 @@ def optimize_proto(
     return report
 
 
-def read_rules(rules: Any, types: Problems, values: Problems) -> List[Rule]:
+def read_rules(argument: str, names: Any, types: Problems, values: Problems) -> List[Rule]:
     """The rules of these names, in their order; all of them for None."""
-    if rules is None:
+    if names is None:
         return list(RULES)
-    if isinstance(rules, (str, bytes)) or not is_iterable(rules):
-        types.add("rules must be a list of names; got {}", given(rules))
+    if isinstance(names, (str, bytes)) or not is_iterable(names):
+        types.add("{} must be a list of names; got {}", argument, given(names))
         return []
-    wanted = list(rules)
+    wanted = list(names)
     known = [rule.name for rule in RULES]
     for rule in wanted:
         if not isinstance(rule, str):
-            types.add("rules must be a list of names; it has {}", given(rule))
+            types.add("{} must be a list of names; it has {}", argument, given(rule))
         elif rule not in known:
             values.add("'{}' is not a rule; {}", rule, meant(rule, known, "the rules are ", len(known)))
     return [rule for rule in RULES if rule.name in wanted]

@@ -13,7 +13,8 @@ from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.rewriting import loop_trial, passes
 from caffe2_recurrent.rewriting.rule import Rule
-from caffe2_recurrent.rewriting.rules.backward_loop import BackwardLoop, has_few_operators
+from caffe2_recurrent.rewriting.rules.backward_loop import BackwardLoop
+from caffe2_recurrent.rewriting.steps import step_counts
 from caffe2_recurrent.rewriting.trials import trial
 
 # The loop of its own must be faster by this factor.
@@ -24,14 +25,17 @@ AS_IT_IS, TURNED = "a workspace for each step", "a loop of its own"
 def pays(loop: Loop, rules: Sequence[Rule], sizes: Sizes) -> bool:
     """Whether a trial finds that faster; the loop stays as it is."""
     is_chosen = BackwardLoop.name in loop.rules and any(True for _ in BackwardLoop().sites(loop))
-    if not is_chosen or not trial.are_wanted() or not has_few_operators(loop, sizes):
+    count = step_counts.operators(loop, sizes)
+    if not is_chosen or not trial.are_wanted() or count is None or count >= step_counts.few(loop, sizes):
         return False
     turned = _rewritten(loop, rules, sizes, turns=True)
     if turned.gradient is None or turned.gradient.turned is None:
         return False
     candidates = {AS_IT_IS: _rewritten(loop, rules, sizes, turns=False), TURNED: turned}
     found = loop_trial.seconds_with_surroundings(loop, candidates, sizes)
-    return not isinstance(found, str) and GAIN * found[TURNED].step < found[AS_IT_IS].step
+    if isinstance(found, str):
+        return count >= step_counts.FEW
+    return GAIN * found[TURNED].step < found[AS_IT_IS].step
 
 
 def _rewritten(loop: Loop, rules: Sequence[Rule], sizes: Sizes, turns: bool) -> Loop:

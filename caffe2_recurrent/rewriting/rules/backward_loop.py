@@ -13,14 +13,10 @@ from caffe2_recurrent.rewriting import gradient_memory
 from caffe2_recurrent.rewriting.backward_pass import links, state_gradients
 from caffe2_recurrent.rewriting.emit import ATEN
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.rewriting.steps import dataflow, overlap
+from caffe2_recurrent.rewriting.steps import dataflow, overlap, step_counts
 from caffe2_recurrent.rewriting.steps.rows import DIMENSIONS
 from caffe2_recurrent.rewriting.steps.step_shapes import columns
 from caffe2_recurrent.wiring import Alias, Link
-
-# Fewer operators and links of all steps together stay in the cache from run to run. Then small steps are faster as they
-# were, or written out, and only a trial of both ways can tell.
-FEWEST_OPERATORS = 1000
 
 
 class BackwardLoop(Rule):
@@ -53,11 +49,10 @@ class BackwardLoop(Rule):
         )
 
     def loss(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
-        steps = sizes.steps(loop)
-        if steps is None:
+        count = step_counts.operators(loop, sizes)
+        if count is None:
             return "the number of steps is not known; give shapes"
-        count = _operators_of_all(loop, steps)
-        if count < FEWEST_OPERATORS and not loop.turns:
+        if count < step_counts.few(loop, sizes) and not loop.turns:
             return "{} operators and links of all steps are few, and a trial has not found that it pays".format(count)
         return None
 
@@ -80,15 +75,6 @@ class BackwardLoop(Rule):
         # The engine does not size the sequence's gradient any more.
         loop.drop_unread(gradient.like)
         gradient.turned = Turned(_last_step(loop), zeros, memory, {})
-
-
-def has_few_operators(loop: Loop, sizes: Sizes) -> bool:
-    steps = sizes.steps(loop)
-    return steps is not None and _operators_of_all(loop, steps) < FEWEST_OPERATORS
-
-
-def _operators_of_all(loop: Loop, steps: int) -> int:
-    return steps * (sum(map(len, loop.steps)) + len(loop.all_links))
 
 
 def _why_not_states(loop: Loop, sizes: Sizes) -> Optional[str]:

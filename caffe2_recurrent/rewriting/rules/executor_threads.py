@@ -12,6 +12,7 @@ from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.rules.backward_loop import BackwardLoop
 from caffe2_recurrent.rewriting.rules.chained_steps import ChainedSteps
 from caffe2_recurrent.rewriting.rules.unrolled_steps import UnrolledSteps
+from caffe2_recurrent.rewriting.steps import step_counts
 from caffe2_recurrent.rewriting.steps.overlap import THREADS, take_executor_off, why_steps_may_overlap
 from caffe2_recurrent.rewriting.trials import trial
 
@@ -58,18 +59,11 @@ def _give_one_thread(loop: Loop) -> None:
         set_rnn_executor_config(operator, num_threads=1)
 
 
-def _largest(loop: Loop, sizes: Sizes) -> Optional[int]:
-    """D of the largest state that is known; those that no step reads are none."""
-    read = {link.outer for link in loop.links if link.inner not in loop.written}
-    shapes = (sizes.shape(state.outer_initial) for state in loop.states if state.outer_states in read)
-    return max((shape[-1] for shape in shapes if shape), default=None)
-
-
 def _goes_off(loop: Loop, sizes: Sizes) -> bool:
-    batch, size = sizes.batch(loop), _largest(loop, sizes)
-    if batch is None or size is None:
+    elements = step_counts.elements(loop, sizes)
+    if elements is None:
         return False
-    if batch * size >= MANY_ELEMENTS:
+    if elements >= MANY_ELEMENTS:
         return True
     if sizes.steps(loop) is None or not trial.are_wanted():
         return False

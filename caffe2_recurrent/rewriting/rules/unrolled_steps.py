@@ -16,13 +16,10 @@ from caffe2_recurrent.rewriting.products import kept_filters, row_biases
 from caffe2_recurrent.rewriting.products.nnpack import is_by_nnpack
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.rules.chained_steps import ChainedSteps
-from caffe2_recurrent.rewriting.steps import overlap, step_shapes
+from caffe2_recurrent.rewriting.steps import overlap, step_counts, step_shapes
 from caffe2_recurrent.rewriting.steps.rows import DIMENSIONS
 from caffe2_recurrent.rewriting.trials import trial
 
-# Operators and links of all steps. From here on they do not stay in the cache from run to run, and a training loop is
-# made two by `backward_loop`.
-MOST_OPERATORS = 1000
 # A trial must be faster by this factor.
 GAIN = 1.05
 AS_IT_IS, UNROLLED = "loop", "unrolled"
@@ -54,8 +51,8 @@ class UnrolledSteps(Rule):
             return "the number of steps is not known; give shapes"
         if steps == 1:
             return "there is one step"
-        count = steps * (sum(map(len, loop.steps)) + len(loop.all_links))
-        if count > MOST_OPERATORS:
+        count = step_counts.operators(loop, sizes)
+        if count is not None and count > step_counts.few(loop, sizes):
             return "{} operators and links of all steps are many".format(count)
         return (
             overlap.why_executor_stays(loop)
