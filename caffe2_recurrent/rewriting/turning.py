@@ -41,5 +41,6 @@ def pays(loop: Loop, rules: Sequence[Rule], sizes: Sizes) -> bool:
 def _rewritten(loop: Loop, rules: Sequence[Rule], sizes: Sizes, turns: bool) -> Loop:
     candidate = copy.deepcopy(loop)
     candidate.turns = turns
-    passes.apply_all(rules, candidate, sizes, even_if_slower=False)
+    # To which rules add what they make.
+    passes.apply_all(rules, candidate, copy.deepcopy(sizes), even_if_slower=False)
     return candidate
