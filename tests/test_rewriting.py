@@ -730,6 +730,7 @@ def test_rules_that_are_left_out(chosen):
     assert list(report.rules) == [name for name in expected if name not in ("transposed_weights", "lstm_unit")]
     assert report.counts["parameter_gradients"] == 1
     assert optimize(model, ["lstm_unit"], without=["lstm_unit"]).rules == ()
+    assert list(optimize(model, chosen, dry_run=True, trials=False, without=None).rules) == expected
 
 
 def test_shapes_that_do_not_fit_the_net_are_as_good_as_none():

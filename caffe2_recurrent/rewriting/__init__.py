@@ -38,7 +38,7 @@ def optimize(
     even_if_slower: bool = False,
     trials: bool = True,
     constant_threads: bool = False,
-    without: Iterable[str] = (),
+    without: Optional[Iterable[str]] = None,
 ) -> Report:
     """Rewrite the loops of a finished net, in place, so that they run faster.
 
@@ -61,8 +61,8 @@ def optimize(
             convolutions. If the promise is not kept there, results may be wrong, or the process may end: oneDNN has
             planned for another number. Without AVX-512 there is nothing to promise; a net that was optimised there is
             not for processors that have it.
-        without: names of rules to leave out, like `['unrolled_steps']` for batches of many lengths: what it writes out
-            is for one number of steps.
+        without: names of rules to leave out, default none; like `['unrolled_steps']` for batches of many lengths, as
+            what it writes out is for one number of steps.
 
     Returns:
         A `Report`: `counts` by rule, `rewrites`, `refusals` with their reasons. `print` it.
@@ -82,7 +82,7 @@ def optimize(
     even_if_slower = read_flag("even_if_slower", even_if_slower, types)
     trials = read_flag("trials", trials, types)
     constant_threads = read_flag("constant_threads", constant_threads, types)
-    left_out = read_rules("without", without, types, values)
+    left_out = [] if without is None else read_rules("without", without, types, values)
     chosen = [rule for rule in read_rules("rules", rules, types, values) if rule not in left_out]
     types.raise_if_any(TypeError)
     assert proto is not None

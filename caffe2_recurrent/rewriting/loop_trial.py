@@ -60,8 +60,8 @@ def _seconds(
     as_bytes = tuple(
         (name, tuple(operator.SerializeToString() for operator in operators)) for name, operators in made.items()
     )
-    whole = {blob: shapes[blob] for blob in _lengths(loop) if blob in shapes}
-    fills = [_steps_of_each(blob, shape, sizes.steps(loop) or 1) for blob, shape in whole.items()]
+    lengths = [blob for blob in dict.fromkeys(_lengths(loop)) if blob in shapes]
+    fills = [_steps_of_each(blob, shapes[blob], sizes.steps(loop) or 1) for blob in lengths]
     fills += [_sizes(blob, known.contents[blob]) for blob in read if blob in known.contents]
     made_before = {blob for fill in fills for blob in fill.output}
     floats = tuple((blob, shape) for blob, shape in shapes.items() if blob not in made_before)
