@@ -8,19 +8,13 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.operator_arguments import STEP_NET
-from caffe2_recurrent.rewriting import (
-    backward_pass,
-    chains,
-    unrolled,
-)
+from caffe2_recurrent.rewriting import backward_pass, chains, unrolled
 from caffe2_recurrent.rewriting.products import kept_filters
 from caffe2_recurrent.rewriting.report import Refusal, Rewrite
 from caffe2_recurrent.rewriting.rule import Rule
 from caffe2_recurrent.rewriting.steps import dead_operators
 
 Operators = List[caffe2_pb2.OperatorDef]
-# The rule that makes a backward pass a loop, so that either has two step workspaces.
-BACKWARD_LOOP = "backward_loop"
 
 
 def around_forward(loop: Loop) -> Operators:
