@@ -22,7 +22,7 @@ from caffe2_recurrent.rewriting.rules import joined_gradients, products_over_ste
 from caffe2_recurrent.rewriting.rules.products_over_steps import ProductsOverSteps
 from caffe2_recurrent.step_workspaces import steps_of_last_run
 from cells import CELLS
-from onednn_support import assert_placed
+from onednn_support import assert_placed, promise_constant_threads
 from test_random_step_nets import seeds
 from test_rewriting_random import assert_step_net_right, chosen_rules
 
@@ -49,6 +49,7 @@ def layout(request, monkeypatch):
     def of_both(rows, widths, outer, keeps_plans):
         return Layout(sum(widths), outer, convolved=request.param)
 
+    promise_constant_threads(monkeypatch)
     monkeypatch.setattr(products_over_steps, "fastest", fastest)
     monkeypatch.setattr(joined_gradients, "_fastest", of_both)
     return request.param

@@ -28,7 +28,7 @@ from net_products_support import (
     said,
     without_the_gradient_of_x,
 )
-from onednn_support import EVERY_CELL, assert_cell, assert_placed, in_ifs, inner_nets
+from onednn_support import EVERY_CELL, assert_cell, assert_placed, in_ifs, inner_nets, promise_constant_threads
 from step_nets import D, Maker, N, T
 from test_rewriting_rules import EVERY_STEP_NET, loop_of
 
@@ -645,6 +645,7 @@ def test_a_wrong_image_of_rows_is_seen(monkeypatch):
 @pytest.mark.parametrize("rules", [MOVED, ALL_OTHERS], ids=["moved", "all rules"])
 def test_no_steps(rules, index, monkeypatch):
     """Without rows MKL has the product: oneDNN convolves nothing."""
+    promise_constant_threads(monkeypatch)
     monkeypatch.setattr(products_over_steps, "fastest", lambda size: layouts(size.kind, size.inner, size.outer)[index])
     expected = support.run_without_steps(lambda model: None)
     rewrite = support.Optimised(rules)
