@@ -47,6 +47,7 @@ from caffe2_recurrent.rewriting.products.onednn_tensors import shown
 from caffe2_recurrent.rewriting.products.product import Product
 from caffe2_recurrent.rewriting.products.step_subject import WORKSPACES, subject_of
 from caffe2_recurrent.rewriting.rules import packed_products
+from caffe2_recurrent.rewriting.rules import unchanged_weights as unchanged_weights_rule
 from caffe2_recurrent.rewriting.rules.unrolled_steps import UnrolledSteps
 from caffe2_recurrent.rewriting.steps import step_counts
 from caffe2_recurrent.rewriting.trials import trial
@@ -101,16 +102,34 @@ def constant_threads(monkeypatch, request):
     onednn_support.numbers_matter(monkeypatch, getattr(request, "param", True))
 
 
-# Where they do matter nothing is to be had as if they did not.
-MATTERS = [True] if thread_numbers.matter() else [True, False]
-IDS = ["made in each run", "they stay"]
+# Where they do matter nothing is to be had as if they did not, unless oneDNN is told to do without AVX-512.
+ISA = "DNNL_MAX_CPU_ISA"
+MATTERS = [True, False] if not thread_numbers.matter() or os.environ.get(ISA) == "AVX2" else [True]
+IDS = ["numbers_matter", "they_stay"]
 NUMBERS = pytest.mark.parametrize("constant_threads", MATTERS, indirect=True, ids=IDS[: len(MATTERS)])
-THEY_STAY = pytest.mark.parametrize("constant_threads", MATTERS[1:], indirect=True, ids=IDS[1 : len(MATTERS)])
 
 
-def kept(rules=BOTH, builder=LSTM, **options):
+def they_stay(test):
+    """To be run where they do not matter; elsewhere it is no test of this process, but of another one."""
+    return pytest.mark.parametrize("constant_threads", [False], indirect=True, ids=IDS[1:])(test)
+
+
+if False not in MATTERS:
+
+    def they_stay(test):  # noqa: F811
+        return None
+
+    def test_they_stay_without_avx512():
+        """oneDNN lays out filters there as it does on other processors."""
+        command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "-k", IDS[1], __file__]
+        done = subprocess.run(command, env={**os.environ, ISA: "AVX2"}, stdout=subprocess.PIPE, check=False)
+        assert done.returncode == 0, done.stdout.decode()
+
+
+def kept(rules=BOTH, builder=LSTM, kind="simple", **options):
     """An LSTM that keeps its filters, and its results."""
     model, blobs = support.lstm(builder=builder, **{**FORWARD, **options})
+    model.net.Proto().type = kind
     report = optimize(model, rules, even_if_slower=True)
     assert report.counts[unchanged_weights.RULE] == 1 and has_kept(model.net) == IS_RIGHT, report
     return model, blobs
@@ -180,8 +199,7 @@ def test_rows_that_are_no_numbers():
 @pytest.mark.parametrize("lengths", [False, True], ids=["whole", "lengths"])
 def test_runs_see_each_change(rules, kind, lengths):
     """Of a weight, of what the weights are applied to, and of the numbers of steps and sequences."""
-    model, blobs = kept(rules, lengths=lengths)
-    model.net.Proto().type = kind
+    model, blobs = kept(rules, lengths=lengths, kind=kind)
     support.without_executor(model)
     workspace.CreateNet(model.net)
     sizes = iter([(2, 1), (14, 17), (1, 2), (14, 5), (1, 2), (3, 7)])
@@ -205,7 +223,8 @@ def test_two_layers(layer):
 def test_it_would_show_if_filters_were_kept_for_good():
     model, blobs = kept()
     workspaces = model.net.Proto().op[-1].output[-1]
-    assert len(emptying(model.net, workspaces)) == IS_RIGHT
+    # For other weights, and for other numbers of rows.
+    assert len(emptying(model.net, workspaces)) == 2 * IS_RIGHT
     for inner in emptying(model.net, workspaces):
         left = [made for made in inner.op if list(made.output) != [workspaces]]
         assert len(left) == len(inner.op) - 1
@@ -225,7 +244,23 @@ def assert_filters_are_kept_for_good(model, blobs):
     assert is_same != IS_RIGHT
 
 
-@THEY_STAY
+def test_operators_stay_until_weights_change():
+    """They have their own filters: what these were made of is not looked at again."""
+    model, blobs = kept()
+    workspace.CreateNet(model.net)
+    workspace.RunNet(model.net)
+    workspace.FeedBlob("zeros", np.zeros((4 * support.D, support.D, 1, 1), np.float32))
+    for filters in filters_of(model.net):
+        workspace.RunOperatorOnce(onednn.on_onednn(operator(onednn.TO, ["zeros"], [filters])))
+    change("x", 3)
+    workspace.RunNet(model.net)
+    support.assert_same(support.values(blobs), as_built(blobs))
+    change(WEIGHTS, 4)
+    workspace.RunNet(model.net, 2)
+    support.assert_same(support.values(blobs), as_built(blobs))
+
+
+@they_stay
 def test_it_would_show_if_filters_were_in_other_memory():
     model, blobs = kept()
     for filters in filters_of(model.net):
@@ -253,11 +288,17 @@ def types(net):
     return [made.type for made in net.op]
 
 
-@THEY_STAY
-@pytest.mark.parametrize("trained", [False, True])
-def test_tensors_and_operators_stay_until_the_number_of_sequences_changes(backward_loops, monkeypatch, trained):
-    monkeypatch.setattr(step_counts, "few", lambda *_: 0)
-    model, blobs = support.lstm(**({} if trained else FORWARD))
+@NUMBERS
+def test_tensors_stay_until_the_number_of_sequences_changes():
+    assert_tensors_stay(*support.lstm(**FORWARD), False)
+
+
+@they_stay
+def test_tensors_of_a_loop_that_is_trained_stay_until_then(two_loops):
+    assert_tensors_stay(*support.lstm(), True)
+
+
+def assert_tensors_stay(model, blobs, trained):
     optimize(model, ALL, even_if_slower=True)
     workspace.CreateNet(model.net)
     # Of tensors for each product and for the sequence's gradient, and of weights where these may stay.
@@ -310,12 +351,12 @@ def test_nets_of_other_sizes_under_the_same_names(trained):
         support.assert_same(found, support.values(results))
 
 
-@THEY_STAY
+@they_stay
 def test_what_belongs_together_is_called_alike():
     """Two nets of which one has a name already would have a number of rows between them otherwise."""
 
     found = []
-    for taken in ("layer/other", "layer/gates_t_16x4_there"):
+    for taken in ("layer/other", "layer/gates_t_16x4_there_stays"):
         model, blobs = support.lstm(name=taken, **FORWARD)
         model.net.ConstantFill([], taken, shape=[1])
         optimize(model, BOTH, even_if_slower=True)
@@ -323,7 +364,7 @@ def test_what_belongs_together_is_called_alike():
         convolutions = filter(keeps_filters, support.step(model.net).op)
         seen = {blob for made in model.net.Proto().op for blob in made.output if blob.endswith("_rows_seen")}
         found.append([[made.input[0], *made.output, *seen] for made in convolutions])
-    endings = ("_rows_there", "_there", "_rows_seen")
+    endings = ("_rows_there_stays", "_there_stays", "_rows_seen")
     expected = [[["layer/gates_t_16x4" + number + ending for ending in endings]] for number in ("", "_1")]
     assert found == expected or not IS_RIGHT
 
@@ -375,10 +416,22 @@ def test_nets_that_share_their_steps_and_not_what_is_laid_out():
 
 
 @NUMBERS
-def test_nets_for_other_numbers_of_sequences():
+@pytest.mark.usefixtures("two_loops")
+@pytest.mark.parametrize(
+    "other", [{}, {"gradients": True, "forward_only": False}, {"kind": "simple_refcount"}], ids=str
+)
+def test_nets_for_other_numbers_of_sequences(other):
+    """Where one makes all in each run, as one that trains may, and the other does not, too."""
     models = []
-    for name in ("many", "few"):
-        model, blobs = kept(name=name)
+    for name, options in (("many", {}), ("few", other)):
+        options = {**FORWARD, **options}
+        kind = options.pop("kind", "simple")
+        model, blobs = support.lstm(name=name, **options)
+        model.net.Proto().type = kind
+        model.net.Proto().external_output.extend(blobs)
+        optimize(model, ALL, even_if_slower=True)
+        assert set(kept_by(model.net)) == {IS_RIGHT}
+        blobs = blobs[:4]
         models.append(model)
         workspace.CreateNet(model.net)
     for seed in range(6):
@@ -499,14 +552,42 @@ def test_aten_sets_the_number_of_threads_before_a_convolution_is_planned(given):
     assert done.returncode == 0, done.stderr.decode()
 
 
+def setting_numbers(operators):
+    """The operators of ATen's that have the number of threads set."""
+    return [made for made in operators if thread_numbers.sets(made)]
+
+
 @pytest.mark.parametrize("rules", [BOTH, ["lstm_unit", "scaled_weights", *BOTH]], ids=["without more", "with more"])
-def test_steps_begin_with_an_operator_of_atens_that_sets_the_number_of_threads(rules):
-    model, blobs = kept(rules)
+@pytest.mark.parametrize("kind", ["dag", "async_scheduling"])
+def test_steps_begin_with_an_operator_of_atens_that_sets_the_number_of_threads(rules, kind):
+    model, blobs = kept(rules, kind=kind)
     first, second, *others = support.step(model.net).op
     if IS_RIGHT:
-        assert [first.type, second.type, support.argument(second, "operator").s] == ["ConstantFill", "ATen", b"softmax"]
+        assert first.type == "ConstantFill" and setting_numbers([second]) == [second]
         assert list(second.input) == list(first.output) and "Conv" in [operator.type for operator in others]
+    assert setting_numbers(model.net.Proto().op) == []
     support.assert_same(support.run(model, blobs), as_built(blobs))
+
+
+@pytest.mark.parametrize("kind", ["", "simple", "simple_refcount"])
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.usefixtures("two_loops")
+def test_it_is_in_front_of_the_loop_where_all_runs_in_one_thread(kind, trained):
+    """Tensors for oneDNN are made of what comes of it, so that it is there wherever they are."""
+    model, blobs = support.lstm(**({} if trained else FORWARD))
+    model.net.Proto().type = kind
+    model.net.Proto().external_output.extend(blobs)
+    expected = support.run(model, blobs)
+    optimize(model, ALL, even_if_slower=True)
+    setting = setting_numbers(model.net.Proto().op)
+    assert len(setting) == IS_RIGHT and not any(setting_numbers(inner.op) for _, inner in inner_nets(model.net))
+    model.net.Proto().name = "optimised"
+    support.assert_same(support.run(model, blobs), expected)
+    operators = model.net.Proto().op
+    for made in setting:
+        (number,) = [reading for reading in operators if made.output[0] in reading.input]
+        assert number.type == "Shape"
+        assert {"If"} == {reading.type for reading in operators if number.output[0] in reading.input}
 
 
 @pytest.mark.parametrize("matters", [False, True])
@@ -659,7 +740,8 @@ def test_the_step():
     model, _ = kept()
     assert_placed(model.net)
     assert (on_onednn(support.step(model.net).op) == THERE) == IS_RIGHT
-    assert len(emptying(model.net, model.net.Proto().op[-1].output[-1])) == IS_RIGHT
+    expected = 2 if thread_numbers.matter() else 1
+    assert len(emptying(model.net, model.net.Proto().op[-1].output[-1])) == expected * IS_RIGHT
 
 
 @NUMBERS
@@ -723,18 +805,37 @@ def test_a_predictor_from_a_file(tmp_path):
     model, blobs = kept(ALL)
     workspace.RunNetOnce(model.net)
     expected = support.values(blobs[:1])
-    inputs = ["x", "h0", "c0"]
     path = str(tmp_path / "model.minidb")
-    meta = predictor_exporter.PredictorExportMeta(
-        predict_net=model.net.Proto(), parameters=parameters(), inputs=inputs, outputs=blobs[:1]
-    )
-    save_predictor(path, meta)
+    save_predictor(path, exported(model, blobs[:1]))
     workspace.ResetWorkspace()
     loaded = predictor_exporter.prepare_prediction_net(path, "minidb")
     support.feed()
     for _ in range(2):
         workspace.RunNet(loaded)
         support.assert_same(support.values(blobs[:1]), expected)
+
+
+def exported(model, blobs, kind=None):
+    return predictor_exporter.PredictorExportMeta(
+        predict_net=model.net.Proto(), parameters=parameters(), inputs=["x", "h0", "c0"], outputs=blobs, net_type=kind
+    )
+
+
+@pytest.mark.parametrize("kind", ["dag", "async_scheduling"])
+def test_a_predictor_of_another_type_than_it_was_optimised_for(tmp_path, kind):
+    """Steps would be in threads in which nothing has set their number."""
+    model, blobs = kept(ALL)
+    workspace.RunNetOnce(model.net)
+    if IS_RIGHT:
+        with pytest.raises(ValueError) as caught:
+            save_predictor(tmp_path / "model.minidb", exported(model, blobs[:1], kind))
+        assert str(caught.value) == (
+            "save_predictor: a net of type {} runs its loops in threads of its own, and their steps were optimised for "
+            "the one that calls it; give the net its type before `optimize`".format(kind)
+        )
+    other, _ = kept(ALL, name="other", kind=kind)
+    save_predictor(tmp_path / "model.minidb", exported(other, blobs[:1], kind))
+    save_predictor(tmp_path / "model.minidb", exported(model, blobs[:1], "simple"))
 
 
 @NUMBERS
@@ -843,7 +944,7 @@ def test_weights_that_the_net_makes():
         support.assert_same(support.values(blobs), as_built(blobs))
 
 
-@THEY_STAY
+@they_stay
 @pytest.mark.parametrize("kind", ["AccumulateHistogram", "IsMemberOf"])
 def test_without_what_they_take_to_stay_they_are_made_in_each_run(monkeypatch, kind):
     is_operator = core.IsOperator
@@ -877,6 +978,14 @@ def test_weights_of_which_nothing_else_is_kept(rules, kind):
         support.assert_same(support.values(blobs), as_built(blobs))
 
 
+def test_it_is_not_offered_where_others_read_the_step_workspaces(monkeypatch):
+    """They would have another name."""
+    model, blobs = support.lstm(**FORWARD)
+    model.net.Proto().external_output.append(model.net.Proto().op[-1].output[-1])
+    assert not is_offered(monkeypatch, model)
+    support.assert_same(support.run(model, blobs), as_built(blobs))
+
+
 def test_it_is_not_offered_for_steps_that_run_in_any_order(monkeypatch):
     model, _ = support.lstm(**FORWARD)
     support.step(model.net).type = "dag"
@@ -902,7 +1011,8 @@ def test_a_trial_makes_operators_anew_where_runs_do(may_keep):
     emitter = Emitter(loop, loop.forward, "y")
     kept_filters.emit(emitter, loop, Product("x", None, "w", "b", "y", 3, 4, 16))
     subject = subject_of(loop, emitter.operators, shapes)
-    assert subject.anew == (WORKSPACES if thread_numbers.matter() else 0)
+    are_made_anew = thread_numbers.matter() and Keeping.WEIGHTS not in may_keep
+    assert subject.anew == (WORKSPACES if are_made_anew else 0)
 
 
 def test_a_trial_decides(monkeypatch):
@@ -917,26 +1027,24 @@ def test_a_trial_decides(monkeypatch):
     assert not has_kept(model.net)
 
 
-@pytest.mark.parametrize(
-    "way, may_keep, expected",
-    [
-        (KEPT_FILTERS, Keeping.FILTERS, 1.0 + 2.0 / 4),
-        (KEPT_FILTERS, Keeping.FILTERS | Keeping.WEIGHTS, 1.0 + 2.0 * step_products.IN_A_NET / 4),
-        (onednn.CONVOLUTION, Keeping.FILTERS | Keeping.WEIGHTS, 1.0 + 2.0 / 4),
-    ],
-)
-def test_a_net_takes_longer_than_a_trial_to_make_tensors(monkeypatch, way, may_keep, expected):
-    make_up(monkeypatch, Seconds(0.0, 3.0), convolution=Seconds(2.0, 1.0), kept_filters=Seconds(2.0, 1.0))
-    size = step_products.Size("FC", 3, 4, 16, True, True, may_keep=may_keep)
-    assert step_products.seconds_of_step(size, way, 4) == expected
-    assert step_products.seconds_of_step(size, way, None) == 1.0
-
-
-@THEY_STAY
-def test_a_net_makes_no_tensors_where_they_stay(monkeypatch):
+def test_what_is_made_once_counts_for_each_step(monkeypatch):
     make_up(monkeypatch, Seconds(0.0, 3.0), kept_filters=Seconds(2.0, 1.0))
-    size = step_products.Size("FC", 3, 4, 16, True, True, may_keep=Keeping.FILTERS | Keeping.WEIGHTS)
+    size = step_products.Size("FC", 3, 4, 16, True, True, may_keep=Keeping.FILTERS)
     assert step_products.seconds_of_step(size, KEPT_FILTERS, 4) == 1.5
+    assert step_products.seconds_of_step(size, KEPT_FILTERS, None) == 1.0
+
+
+@NUMBERS
+def test_where_operators_are_made_anew_with_them_weights_are_always_compared(monkeypatch):
+    """No trial sees how long that takes."""
+    make_up(monkeypatch, Seconds(0.0, 2.0), kept_filters=Seconds(0.0, 1.0))
+    asked = []
+    monkeypatch.setattr(unchanged_weights_rule, "seconds", lambda *_: asked.append(None))
+    model, blobs = support.lstm(**FORWARD)
+    report = optimize(model, BOTH)
+    fires = thread_numbers.matter() and IS_RIGHT
+    assert (report.counts[unchanged_weights.RULE], len(asked)) == ((1, 0) if fires else (0, 1))
+    support.assert_same(support.run(model, blobs), as_built(blobs))
 
 
 # -------------------------------------------------------------------------------------------------- are_right, in_place
@@ -965,7 +1073,7 @@ def test_what_is_said_of_sizes_is_so(inner, outer):
         given = {"x": (1, rows, inner), "w": (outer, inner), "b": (outer,)}
         for blob, shape in given.items():
             workspace.FeedBlob(blob, random.uniform(-1, 1, shape).astype(np.float32))
-        workspace.RunOperatorsOnce([*loop.before, *in_place(emitter.operators, ["y"])])
+        workspace.RunOperatorsOnce([*loop.before, *in_place(loop, emitter.operators, ["y"])])
         x, w, b = (workspace.FetchBlob(blob).astype(np.float64) for blob in "xwb")
         assert support.difference(workspace.FetchBlob("y"), x @ w.T + b) < support.TOLERANCE
 
@@ -986,7 +1094,7 @@ def test_another_order_is_found(monkeypatch):
         assert not kept_filters.are_right(3, 16)
 
 
-@THEY_STAY
+@they_stay
 @pytest.mark.usefixtures("asked_anew")
 def test_filters_of_which_steps_have_copies_are_found(monkeypatch):
     """They would be those of the first run for good."""
@@ -1030,13 +1138,14 @@ def short(operators):
     return ["{} {} -> {}".format(made.type, " ".join(made.input), " ".join(made.output)) for made in operators]
 
 
+LONE = trial.lone_loop(["x", "y"])
 THERE_NOW, ROWS_THERE = shown("there"), shown("r")
 CONVOLVED = ["Copy x -> " + ROWS_THERE, "Conv r w -> there"]
 
 
 def placed(operators, needed=()):
     """What `in_place` makes of them, but for what it puts in front of steps that keep filters."""
-    number, of_atens, *made = in_place(operators, needed)
+    number, of_atens, *made = in_place(LONE, operators, needed)
     assert short([number, of_atens]) == ["ConstantFill  -> there_number", "ATen there_number -> there_number_alone"]
     return made
 
@@ -1096,14 +1205,14 @@ def test_copied_all_the_same(others):
 def test_copied_where_the_name_is_needed_or_older():
     assert short(placed(convolved(), ["y"])) == [*CONVOLVED, "Copy {} -> y".format(THERE_NOW)]
     older = [operator("Copy", ["a"], ["y"]), operator("Tanh", ["y"], ["t"]), *convolved()]
-    assert short(in_place(older))[-1] == "Copy {} -> y".format(THERE_NOW)
+    assert short(in_place(LONE, older))[-1] == "Copy {} -> y".format(THERE_NOW)
 
 
 def test_others_stay_as_they_are():
     in_each_step = onednn.on_onednn(new_operator("Conv", ["r", "w"], ["there"], BESIDE, training_mode=1))
     given = [in_each_step, onednn.on_onednn(operator(onednn.FROM, ["there"], ["y"]))]
     assert not kept_filters.are_in(given)
-    assert in_place(given) == given and in_place(given)[0] is not given[0]
+    assert in_place(LONE, given) == given and in_place(LONE, given)[0] is not given[0]
     assert keeps_filters(convolved()[1]) and not keeps_filters(operator("Conv", ["r", "w"], ["y"]))
 
 

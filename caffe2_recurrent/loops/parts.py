@@ -12,14 +12,16 @@ from caffe2.proto import caffe2_pb2
 
 class Keeping(enum.IntFlag):
     """What may outlive the operators that make it: filters that oneDNN lays out, for the steps of a run
-    (`kept_filters.py`); what is made of weights, for other runs (`unchanged_weights.py`); and what oneDNN has planned
-    for a number of threads, where plans depend on that (`onednn_convolutions.py`).
+    (`kept_filters.py`); what is made of weights, for other runs (`unchanged_weights.py`); what oneDNN has planned for
+    a number of threads, where plans depend on that (`onednn_convolutions.py`); and that number, which is set in front
+    of the loop, for steps that run in the same thread (`thread_numbers.py`).
     """
 
     NOTHING = 0
     FILTERS = 1
     WEIGHTS = 2
     PLANS = 4
+    NUMBER = 8
 
 
 class Parameter(NamedTuple):
@@ -113,7 +115,8 @@ class Surroundings:
     weights for oneDNN. `busy` are the outer blobs that other operators in front of the gradient operator read or write,
     `read_outside` those that something else than the loop may read, `written_outside` outputs of the loop whose memory
     something else writes to, `fed` blobs that operators of the net read and none writes. `net_frees`: the net lets go
-    of blobs once nothing reads them any more. `has_company`: it may run another loop at the same time.
+    of blobs once nothing reads them any more. `is_in_order`: it runs one operator after the other, in the thread that
+    calls it. `has_company`: it may run another loop at the same time.
     """
 
     products: Dict[int, List[caffe2_pb2.OperatorDef]] = field(default_factory=dict)
@@ -126,6 +129,7 @@ class Surroundings:
     written_outside: Set[str] = field(default_factory=set)
     fed: FrozenSet[str] = frozenset()
     net_frees: bool = False
+    is_in_order: bool = False
     has_company: bool = False
 
 

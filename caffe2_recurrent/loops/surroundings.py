@@ -44,6 +44,7 @@ def add_surroundings(net: caffe2_pb2.NetDef, loops: Mapping[int, Loop], names: S
             written_outside=_written_outside(net, loop),
             fed=fed,
             net_frees=net.type == FREEING,
+            is_in_order=net.type in ONE_BY_ONE,
             has_company=net.type not in ONE_BY_ONE and len(loops) > 1,
         )
 

@@ -15,7 +15,10 @@ from caffe2_recurrent.arguments import Blob, is_iterable, read_flag
 from caffe2_recurrent.loops.reading import read_loops
 from caffe2_recurrent.loops.shape_checks import check_shapes, read_shapes
 from caffe2_recurrent.loops.sizes import Shape, find_sizes
+from caffe2_recurrent.loops.surroundings import FREEING
 from caffe2_recurrent.nets import AnyNet, init_net_of, read_net
+from caffe2_recurrent.operator_arguments import nets_of
+from caffe2_recurrent.operators import LOOPS
 from caffe2_recurrent.problems import Problems, given, meant
 from caffe2_recurrent.rewriting.net_pass import rewritten
 from caffe2_recurrent.rewriting.report import Refusal, Report, Rewrite
@@ -55,12 +58,13 @@ def optimize(
         even_if_slower: apply rules also where they would cost more than they gain, as for very small sizes.
         trials: False to time nothing: what only a trial can tell stays as it is, and on one machine each process
             makes the same net, whose results are the same to the bit with the same number of threads.
-        constant_threads: True to promise that no thread that runs the net gets another number of OpenMP's threads once
-            it has run one. Then, also on processors with AVX-512, oneDNN may lay out filters once for all steps of a
-            run, have products over all steps over rows where they lie, and gradients of weights as transposed
-            convolutions. If the promise is not kept there, results may be wrong, or the process may end: oneDNN has
-            planned for another number. Without AVX-512 there is nothing to promise; a net that was optimised there is
-            not for processors that have it.
+        constant_threads: True to promise that all threads that run the net have the same number of OpenMP's threads,
+            and none gets another once it has run one. Then, also on processors with AVX-512, oneDNN may lay out filters
+            once for all steps of a run, and of later runs while the weights of a net that is not trained stay, have
+            products over all steps over rows where they lie, and gradients of weights as transposed convolutions. If
+            the promise is not kept there, results may be wrong, or the process may end: oneDNN has planned for another
+            number. Without AVX-512 there is nothing to promise; a net that was optimised there is not for processors
+            that have it.
         without: names of rules to leave out, default none; like `['unrolled_steps']` for batches of many lengths, as
             what it writes out is for one number of steps.
 
@@ -137,8 +141,25 @@ def _replace_operators(proto: caffe2_pb2.NetDef, operators: List[caffe2_pb2.Oper
     changed.op.extend(operators)
     if proto.external_input:
         proto.external_input.extend(_undeclared(proto, operators))
+    if proto.type == FREEING:
+        # Others are freed behind their last readers.
+        proto.external_output.extend(_made_by_loops(proto, operators))
     del proto.op[:]
     proto.op.extend(changed.op)
+
+
+def _made_by_loops(proto: caffe2_pb2.NetDef, operators: List[caffe2_pb2.OperatorDef]) -> List[str]:
+    """What loops among `operators`, also inside of others, make, and no operator of `proto` said that it does.
+
+    Loops show states and gradients of these under other names, too, in views that have no share of the memory.
+    """
+    known = {*proto.external_output, *(blob for operator in proto.op for blob in operator.output)}
+    made = (blob for operator in operators if _has_loops(operator) for blob in operator.output)
+    return list(dict.fromkeys(blob for blob in made if blob not in known))
+
+
+def _has_loops(operator: caffe2_pb2.OperatorDef) -> bool:
+    return operator.type in LOOPS or any(_has_loops(inner) for net in nets_of(operator) for inner in net.op)
 
 
 def _undeclared(proto: caffe2_pb2.NetDef, operators: List[caffe2_pb2.OperatorDef]) -> List[str]:

@@ -19,7 +19,7 @@ from caffe2_recurrent.backward.gradient_maker import POSITIONS
 from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.loops.parts import Carried, State, StateGradient
 from caffe2_recurrent.operator_arguments import BACKWARD_STEP_NET, STATES, integers, strings
-from caffe2_recurrent.operators import BACKWARD_PASS_OF, OPERATOR, copied, gradient_name, is_on_onednn, new_operator
+from caffe2_recurrent.operators import BACKWARD_PASS_OF, OPERATOR, copied, gradient_name, new_operator
 from caffe2_recurrent.rewriting import chains
 from caffe2_recurrent.rewriting.emit import ATEN, aten_is_missing
 from caffe2_recurrent.rewriting.engine_blobs import is_of_engine
@@ -159,7 +159,7 @@ def _backward(
     state_links = [
         link for of in linked.values() for link in (Link(of.incoming, of.outer, 0), Link(of.outgoing, of.outer, 1))
     ]
-    operators = kept_filters.in_place(step, {link.inner for link in [*shown, *state_links]})
+    operators = kept_filters.in_place(loop, step, {link.inner for link in [*shown, *state_links]})
     made = Loop(
         name=gradient.sequence,
         forward=new_operator(OPERATOR, [], [], loop.forward, **arguments),
@@ -181,9 +181,9 @@ def _backward(
     read = ({link.outer for link in shown} - own | made.references) - set(made.outputs)
     for blob in [*(state.outer_initial for state in states), *sorted(read)]:
         made.add_reference(blob)
-    there = {blob for operator in filter(is_on_onednn, operators) for blob in operator.output}
+    written = {blob for operator in operators for blob in operator.output}
     for blob in loop.inputs:
-        if blob in there:
+        if blob in written:
             # It has been made before: a net that frees what nothing reads any more has to know.
             made.add_reference(blob)
     for of in of_states.values():

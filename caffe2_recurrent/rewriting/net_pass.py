@@ -96,7 +96,8 @@ def _what_may_be_kept(loop: Loop, constant_threads: bool) -> Keeping:
     is_for_two = BACKWARD_LOOP in loop.rules if loop.gradient is not None else not loop.has_backward_step
     if not constant_threads and thread_numbers.matter():
         return of_weights
-    return of_weights | Keeping.PLANS | (Keeping.FILTERS if is_for_two else Keeping.NOTHING)
+    of_threads = Keeping.PLANS | (Keeping.NUMBER if loop.surroundings.is_in_order else Keeping.NOTHING)
+    return of_weights | of_threads | (Keeping.FILTERS if is_for_two else Keeping.NOTHING)
 
 
 def _out_of_reach(loop: Loop) -> Optional[str]:

@@ -40,8 +40,8 @@ def _in_place(loop: Loop) -> Loop:
     if gradient is not None:
         needed.update(blob for operator in gradient.operators for blob in operator.input)
         own = {*linked, *gradient.net.external_output, *gradient.of_parameters}
-        gradient = dataclasses.replace(gradient, operators=kept_filters.in_place(gradient.operators, own, keeps))
-    operators, links = kept_filters.in_place(loop.operators, needed, keeps), loop.links
+        gradient = dataclasses.replace(gradient, operators=kept_filters.in_place(loop, gradient.operators, own, keeps))
+    operators, links = kept_filters.in_place(loop, loop.operators, needed, keeps), loop.links
     if STEP_NET in loop.chained:
         operators = chains.chained(loop, STEP_NET, [*chains.linking(links, loop.timestep, loop), *operators])
         links = []

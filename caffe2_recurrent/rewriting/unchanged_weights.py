@@ -80,8 +80,9 @@ def made_of(loop: Loop, weights: Iterable[str]) -> Operators:
         if known.issuperset(operator.input) and not kept_results.tells_runs_apart(operator):
             made.append(operator)
             known.update(operator.output)
-        elif not known.isdisjoint(operator.output):
-            # What is changed in its place in each run would be changed twice in the second.
+        elif not known.isdisjoint(blob for blob in operator.output if blob != loop.workspaces):
+            # What is changed in its place in each run would be changed twice in the second. Where there were step
+            # workspaces the engine makes new ones, however often something else is put.
             return []
     return made
 

@@ -11,8 +11,9 @@ from caffe2.python.predictor_constants import predictor_constants
 
 from caffe2_recurrent.files import read_path, replacing
 from caffe2_recurrent.loops.loop import laid_out_when_changed
-from caffe2_recurrent.loops.surroundings import FREEING
+from caffe2_recurrent.loops.surroundings import FREEING, ONE_BY_ONE
 from caffe2_recurrent.problems import Problems, given, names
+from caffe2_recurrent.rewriting.products.kept_filters import need_one_thread
 from caffe2_recurrent.serving.dependencies import accesses_of, from_outside
 from caffe2_recurrent.workspace_blobs import is_tensor
 
@@ -31,8 +32,8 @@ def save_predictor(path: Union[str, "os.PathLike[str]"], meta: predictor_exporte
     Raises:
         TypeError: all arguments that are of the wrong type.
         ValueError: blobs that the net reads and that are neither inputs nor parameters, parameters that the workspace
-            does not have, outputs that the net does not compute, inputs and outputs without a shape, a type of net that
-            does not keep what an optimised net keeps from run to run: all of them.
+            does not have, outputs that the net does not compute, inputs and outputs without a shape, a type of net for
+            which the net would have to be optimised otherwise: all of them.
         OSError, RuntimeError: the file cannot be written.
 
     Source: `save_to_db` in caffe2/python/predictor/predictor_exporter.py.
@@ -76,11 +77,18 @@ def _check_meta(meta: predictor_exporter.PredictorExportMeta, problems: Problems
     shapeless = [blob for blob in meta.inputs + meta.outputs if blob not in meta.shapes and not is_tensor(blob)]
     if shapeless:
         problems.add("run the net once, or give shapes: nothing is known of the shape of {}", names(shapeless))
-    if (meta.net_type or meta.predict_net.type) == FREEING and any(map(laid_out_when_changed, meta.predict_net.op)):
+    kind = meta.net_type or meta.predict_net.type
+    if kind == FREEING and any(map(laid_out_when_changed, meta.predict_net.op)):
         problems.add(
             "a net of type {} lets go of what rules have it keep from run to run; give the net its type before "
             "`optimize`",
             FREEING,
+        )
+    if kind not in ONE_BY_ONE and need_one_thread(meta.predict_net.op):
+        problems.add(
+            "a net of type {} runs its loops in threads of its own, and their steps were optimised for the one that "
+            "calls it; give the net its type before `optimize`",
+            kind,
         )
 
 

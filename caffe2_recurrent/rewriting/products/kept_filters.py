@@ -12,13 +12,14 @@ So they get memory in that order (`onednn_tensors.py`), into which weights are c
 changed (`unchanged_weights.py`), and the operators of steps outlive runs (`stay`). They would go on reading that memory
 if there were another: its name says its sizes, and `are_right` tries all that with each.
 
-With AVX-512 the order of filters depends on the number of OpenMP's threads. A run may be in another thread than the one
-before, with another number: each has new operators there, since something else is put into the blob of the step
-workspaces of the loop, which no other loop has, and the engine makes new ones. And what is planned for some sizes is
-remembered in each thread, without that number; what is made of the plan, in the process, with it. So where a thread
-gets another number a later run may have filters in another order than they are read, and write behind its memory. No
-operator tells that number, so that there only who says that it stays has such products (`constant_threads`). One change
-is not the caller's, but ATen's. Therefore steps begin with what `thread_numbers.py` is about.
+With AVX-512 the order of filters depends on the number of OpenMP's threads, and no operator makes it. So there they are
+left to the convolution, which is made anew for other weights: in each run, or when they have changed. For that
+something else is put into the blob of the step workspaces of the loop, which no other loop has, and the engine makes
+new ones. What is planned for some sizes is remembered in each thread, without that number; what is made of the plan, in
+the process, with it. So where a thread gets another number, or one of another number runs operators that stay, filters
+may be in another order than they are read, and results go behind their memory. No operator tells that number, so that
+there only who says that it is one, and stays, has such products (`constant_threads`). One change is not the caller's,
+but ATen's. `thread_numbers.py` is about that.
 
 Both tensors of oneDNN's, for rows and for results, are made in front of the loop, for as many rows as the run has;
 where they stay, when that is another number than in the run before. The memory of each is that of a blob of the CPU's.
@@ -39,7 +40,7 @@ from caffe2.python import core, workspace
 
 from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.loops.parts import Keeping
-from caffe2_recurrent.operator_arguments import integer, set_arguments
+from caffe2_recurrent.operator_arguments import integer, nets_of, set_arguments
 from caffe2_recurrent.operators import SUM, copied, is_on_onednn, new_operator
 from caffe2_recurrent.rewriting import kept_results
 from caffe2_recurrent.rewriting.emit import Emitter
@@ -63,19 +64,23 @@ Operators = List[caffe2_pb2.OperatorDef]
 
 def emit(emitter: Emitter, loop: Loop, product: Product) -> None:
     """The operators of the step in place of the product, and those before the loop."""
+    # Another net of the workspace, as one that trains, may make its own in each run, under the names that it has.
+    ending = "_stays" if stay(loop) else ""
     rows, results, seen = loop.new_blobs(
-        "{}_{}x{}".format(product.output, product.outer, product.inner), ("_rows_there", "_there", "_rows_seen")
+        "{}_{}x{}".format(product.output, product.outer, product.inner),
+        ("_rows_there" + ending, "_there" + ending, "_rows_seen"),
     )
     in_front = Emitter(loop, loop.forward, product.output)
-    onednn_tensors.add_rows(in_front, rows, product.inner)
-    onednn_tensors.add_rows(in_front, results, product.outer)
+    number = thread_numbers.add_number_of_rows(loop)
+    onednn_tensors.add_rows(in_front, rows, product.inner, number)
+    onednn_tensors.add_rows(in_front, results, product.outer, number)
     workspaces = _workspaces(loop, emitter.beside)
     # Together with what is read: who cuts out of a net what makes its outputs leaves out what nothing reads.
     in_front.add("ConstantFill", [], workspaces, shape=[1], value=0.0)
     made = [rows, results, shown(rows), shown(results), workspaces]
     position = len(loop.before)
-    inputs = [rows, _filters(loop, product, in_front, made)]
-    loop.before[position:position] = _when_other_rows(loop, seen, in_front, made)
+    inputs = [rows, _filters(loop, product, in_front, made, workspaces)]
+    loop.before[position:position] = _when_other_rows(loop, number, seen, in_front, made)
     if product.bias is not None:
         inputs.append(onednn.laid_out_before(loop, "plain", product.bias, [product.outer], _copy_there))
     for outer in (shown(rows), *inputs, results, shown(results)):
@@ -89,7 +94,9 @@ def emit(emitter: Emitter, loop: Loop, product: Product) -> None:
 
 def stay(loop: Loop) -> bool:
     """Whether what is laid out for steps stays where it is from run to run, and so may their operators."""
-    return not thread_numbers.matter() and not loop.surroundings.net_frees and not kept_results.missing()
+    if loop.surroundings.net_frees or kept_results.missing():
+        return False
+    return not thread_numbers.matter() or Keeping.WEIGHTS in loop.may_keep
 
 
 @functools.lru_cache(maxsize=None)
@@ -101,7 +108,7 @@ def are_right(inner: int, outer: int) -> bool:
     emitter = Emitter(loop, loop.forward, "y")
     emit(emitter, loop, Product("x", None, "w", "b", "y", None, inner, outer))
     before = caffe2_pb2.NetDef(name="before", op=loop.before)
-    step = caffe2_pb2.NetDef(name="step", op=in_place(emitter.operators, ["y"]))
+    step = caffe2_pb2.NetDef(name="step", op=in_place(loop, emitter.operators, ["y"]))
     random = np.random.default_rng(0)
     stays = stay(loop)
     with scratch_workspace(WORKSPACE), contextlib.suppress(RuntimeError):
@@ -117,11 +124,18 @@ def are_right(inner: int, outer: int) -> bool:
             # Where weights are others than before, operators are the same, if they may be.
             if run % 2 == 0 or not stays:
                 workspace.CreateNet(step, overwrite=True)
-            workspace.RunNet(step.name)
+            # The second time they find what they have made of the weights.
+            workspace.RunNet(step.name, 2)
             if not np.array_equal(workspace.FetchBlob("y"), values["x"] @ values["w"].T + values["b"]):
                 return False
         return True
     return False
+
+
+def need_one_thread(operators: Sequence[caffe2_pb2.OperatorDef]) -> bool:
+    """Whether steps of a net of `operators` keep filters for a number of threads that others of these have set."""
+    keep = any(are_in(net.op) for operator in operators for net in nets_of(operator))
+    return keep and any(map(thread_numbers.sets, operators))
 
 
 def are_made_anew(loop: Loop, operators: Iterable[caffe2_pb2.OperatorDef]) -> bool:
@@ -143,7 +157,7 @@ def are_in(operators: Iterable[caffe2_pb2.OperatorDef]) -> bool:
 
 
 def in_place(
-    operators: Sequence[caffe2_pb2.OperatorDef], needed: Collection[str] = (), keeps: bool = True
+    loop: Loop, operators: Sequence[caffe2_pb2.OperatorDef], needed: Collection[str] = (), keeps: bool = True
 ) -> Operators:
     """`operators` of a step that read the results where they lie, in place of copies; if not `keeps`, filters are laid
     out in each step.
@@ -171,7 +185,7 @@ def in_place(
             if shown(source) in operator.input:
                 # Likewise.
                 operator.control_input.append(source)
-    if keeps and keeping:
+    if keeps and keeping and not thread_numbers.is_set_before(loop):
         made[:0] = thread_numbers.set_at_once(keeping[0].output[0] + "_number")
     return made
 
@@ -241,25 +255,25 @@ def _workspaces(loop: Loop, operator: caffe2_pb2.OperatorDef) -> str:
     return loop.made[key]
 
 
-def _when_other_rows(loop: Loop, seen: str, emitter: Emitter, made: Sequence[str]) -> Operators:
+def _when_other_rows(loop: Loop, number: str, seen: str, emitter: Emitter, made: Sequence[str]) -> Operators:
     """The operators for the outer net; where `made` stays, for runs of another number of rows than was `seen` last."""
     operators = onednn.in_a_net(emitter.operators, made, loop)
     if not stay(loop):
         return operators
-    rows = loop.add_number_of_rows()
-    return kept_results.when_changed(loop, {rows: EQUAL}, {rows: seen}, operators, made, core.DataType.INT64)
+    return kept_results.when_changed(loop, {number: EQUAL}, {number: seen}, operators, made, core.DataType.INT64)
 
 
 def _copy_there(emitter: Emitter, blob: str) -> str:
     return onednn_copies.copy_there(emitter, blob, emitter.blob("for_onednn"))
 
 
-def _filters(loop: Loop, product: Product, in_front: Emitter, made: List[str]) -> str:
+def _filters(loop: Loop, product: Product, in_front: Emitter, made: List[str], workspaces: str) -> str:
     """W as filters; where they are laid out in each run and stay, `in_front` has their memory `made`."""
     shape = [product.outer, product.inner, 1, 1]
+    others: List[str] = []
 
     def lay_out(emitter: Emitter, weights: str) -> str:
-        if stay(loop):
+        if stay(loop) and not thread_numbers.matter():
             plain = emitter.new("Transpose" if product.rows is None else "Alias", [weights], "plain")
             emitter.reshape_in_place(plain, shape)
             filters = emitter.blob("filters_{}x{}".format(product.outer, product.inner))
@@ -270,6 +284,10 @@ def _filters(loop: Loop, product: Product, in_front: Emitter, made: List[str]) -
                 onednn_tensors.add_filters(in_front, filters, product.outer, product.inner)
                 made.append(filters)
             return onednn_copies.copy_there(emitter, plain, filters)
+        if stay(loop):
+            # Made of the weights, so that nobody takes apart what has to be done together.
+            emitter.add("Shape", [weights], workspaces)
+            others.append(workspaces)
         there = _copy_there(emitter, weights)
         if product.rows is None:
             there = onednn.transposed(emitter, there)
@@ -277,5 +295,5 @@ def _filters(loop: Loop, product: Product, in_front: Emitter, made: List[str]) -
         return there
 
     if product.rows is not None:
-        return onednn.laid_out_before(loop, "filters", product.rows, shape[:2], lay_out)
-    return onednn.laid_out_before(loop, "filters, transposed", product.columns, shape[1::-1], lay_out)
+        return onednn.laid_out_before(loop, "filters", product.rows, shape[:2], lay_out, others)
+    return onednn.laid_out_before(loop, "filters, transposed", product.columns, shape[1::-1], lay_out, others)

@@ -23,16 +23,16 @@ def shown(there: str) -> str:
     return ON_CPU.format(there, SHOWING)
 
 
-def add_rows(emitter: Emitter, there: str, width: int) -> None:
-    """`there` `[1, width, 1, N]`, for as many sequences as the loop has, and `shown(there)` `[1, N, width]`."""
+def add_rows(emitter: Emitter, there: str, width: int, number: str) -> None:
+    """`there` `[1, width, 1, N]` and `shown(there)` `[1, N, width]`; a blob `number` `[1]` says N."""
     channels = emitter.new("GivenTensorInt64Fill", [], "channels", shape=[3], values=[1, width, 1])
-    image = emitter.concat([channels, emitter.loop.add_number_of_rows()], "image_shape", 0)
+    image = emitter.concat([channels, number], "image_shape", 0)
     like = emitter.new("ConstantFill", [image], "like_image", input_as_shape=1, value=0.0)
     one, last = (
         emitter.new("GivenTensorInt64Fill", [], name, shape=[1], values=[size])
         for name, size in (("one", 1), ("width", width))
     )
-    shape = emitter.concat([one, emitter.loop.add_number_of_rows(), last], "shape_of_rows", 0)
+    shape = emitter.concat([one, number, last], "shape_of_rows", 0)
     first = onednn.add(emitter, onednn.TO, [like], [emitter.blob("channels_first")])
     onednn.add(emitter, onednn.CHANNELS_LAST, [first], [there])
     # By name, the first to write it is an operator that others see.

@@ -36,7 +36,7 @@ def in_steps(way: str, inner: int, outer: int, parts: int = 1) -> bool:
         bias = "b" if parts == 1 else None
         product = Product("x", None, "w", bias, "y", rows, inner, outer, parts=parts)
         step = product_ways.emit(way, loop, product, operator).operators
-        return [*loop.before, *kept_filters.in_place(step, ["y"])]
+        return [*loop.before, *kept_filters.in_place(loop, step, ["y"])]
 
     return _stay_apart(operators, (outer, inner) if parts == 1 else (parts, outer, inner))
 

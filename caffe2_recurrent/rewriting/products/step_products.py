@@ -10,7 +10,7 @@ from caffe2_recurrent.loops.parts import Keeping
 from caffe2_recurrent.loops.sizes import Shape, Sizes
 from caffe2_recurrent.operator_arguments import integer, integers, set_arguments
 from caffe2_recurrent.operators import is_on_onednn
-from caffe2_recurrent.rewriting.products import onednn, product_ways, thread_numbers
+from caffe2_recurrent.rewriting.products import onednn, product_ways
 from caffe2_recurrent.rewriting.products.product import LAST_TWO, Product
 from caffe2_recurrent.rewriting.products.step_subject import subject_of
 from caffe2_recurrent.rewriting.steps.rows import FEATURES
@@ -21,9 +21,6 @@ FC, TRANSPOSED, MULTIPLICATION = "FC", "FCTransposed", "BatchMatMul"
 PRODUCTS = frozenset([FC, TRANSPOSED, MULTIPLICATION])
 # A product must become faster by this factor: less is within the error of a trial.
 GAIN = 1.1
-# Where filters stay, and oneDNN's tensors do not, all that a run does once is to make these. That takes some 50 us in a
-# trial, whose threads are awake and whose memory is warm, and several times as long in a net.
-IN_A_NET = 4.0
 AS_IT_IS = "as it is"
 # What they are called in a trial.
 WEIGHTS = ("w", "b")
@@ -143,9 +140,7 @@ def read_product(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes, bat
 def seconds_of_step(size: Size, way: str, steps: Optional[int]) -> float:
     """The time of the product in a step, with its share of what has to be done once for all `steps`."""
     found = tried(size, way)
-    makes_tensors = way == product_ways.KEPT_FILTERS and Keeping.WEIGHTS in size.may_keep and thread_numbers.matter()
-    once = found.once * (IN_A_NET if makes_tensors else 1.0)
-    return found.step + (once / steps if steps else 0.0)
+    return found.of_step(steps) if steps else found.step
 
 
 def tried(size: Size, way: str) -> Seconds:

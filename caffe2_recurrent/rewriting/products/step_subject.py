@@ -28,6 +28,6 @@ def subject_of(
     """
     kept = unchanged_weights.made_of(loop, loop.surroundings.fed) if Keeping.WEIGHTS in loop.may_keep else []
     in_each_run = unchanged_weights.without(loop.before, kept)
-    step = kept_filters.in_place(list(operators))
+    step = kept_filters.in_place(loop, list(operators))
     anew = WORKSPACES if kept_filters.are_made_anew(loop, in_each_run) else 0
     return Subject(step, shapes, in_each_run, slices=tuple(slices), steps=steps, kept=kept, anew=anew)

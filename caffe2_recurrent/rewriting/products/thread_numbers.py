@@ -13,8 +13,14 @@ from typing import List
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent import processor
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.parts import Keeping
+from caffe2_recurrent.operator_arguments import argument
 from caffe2_recurrent.operators import new_operator
 from caffe2_recurrent.rewriting.emit import ATEN, aten_is_missing
+
+# It asks for the number whatever its sizes, and is the cheapest that does.
+SETTING = "softmax"
 
 
 def matter() -> bool:
@@ -29,5 +35,26 @@ def set_at_once(number: str) -> List[caffe2_pb2.OperatorDef]:
     plain = caffe2_pb2.OperatorDef()
     return [
         new_operator("ConstantFill", [], [number], plain, shape=[1], value=1.0),
-        new_operator(ATEN, [number], [number + "_alone"], plain, operator="softmax", dim=0),
+        new_operator(ATEN, [number], [number + "_alone"], plain, operator=SETTING, dim=0),
     ]
+
+
+def sets(operator: caffe2_pb2.OperatorDef) -> bool:
+    """Whether it has the number set."""
+    kind = argument(operator, "operator")
+    return operator.type == ATEN and kind is not None and kind.s == SETTING.encode()
+
+
+def is_set_before(loop: Loop) -> bool:
+    """Whether what runs in front of the loop has it set for its steps, too: all runs in one thread."""
+    return Keeping.NUMBER in loop.may_keep and matter() and not aten_is_missing()
+
+
+def add_number_of_rows(loop: Loop) -> str:
+    """An outer blob `[1]` that says N. Where that is so, it is what comes of the operator that has it set."""
+    rows = loop.add_number_of_rows()
+    if not is_set_before(loop):
+        return rows
+    ones = loop.add_before("ConstantFill", [rows], "ones", input_as_shape=1, value=1.0)
+    alone = loop.add_before(ATEN, [ones], "alone", operator=SETTING, dim=0)
+    return loop.add_before("Shape", [alone], "number_of_rows_here", axes=[0])

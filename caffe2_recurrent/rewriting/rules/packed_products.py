@@ -139,6 +139,9 @@ def _may_keep(loop: Loop, product: Product, sizes: Sizes) -> Keeping:
     found = Keeping.WEIGHTS if unchanged_weights.may_keep_of(loop, sizes, weights) else Keeping.NOTHING
     if product.parts != 1 or loop.net.type not in IN_ORDER or Keeping.FILTERS not in what_may_be_kept(loop, sizes):
         return found
+    if loop.workspaces in loop.surroundings.read_outside:
+        # They would have another name.
+        return found
     return found | (Keeping.FILTERS if kept_filters.are_right(product.inner, product.outer) else Keeping.NOTHING)
 
 
