@@ -11,7 +11,7 @@ rounds,
 
     stock Caffe2    the builder of caffe2.python, RNN executor on and off, the better of the two
     ours            caffe2_recurrent's, likewise
-    ours optimised  the same net after caffe2_recurrent.optimize, likewise
+    ours optimised  the same net after caffe2_recurrent.optimize, for a number of threads that stays, likewise
     torch.nn.LSTM   of the torch that carries this Caffe2
     NAME            an LSTM in another interpreter, turn by turn in a process of its own
     products alone  the matrix products of the pass, each in its fastest layout
@@ -210,7 +210,7 @@ def collect(options: argparse.Namespace, keep: Callable[[Results], object] = lam
             if section in BY_THREADS:
                 found[section][reporting.APART] = True
                 for record in found[section]["records"]:
-                    record[reporting.CHAINS] = FLAG
+                    record.update({reporting.CHAINS: FLAG, reporting.CONSTANT: True})
             keep({"sections": found})
     finally:
         set_threads(before)

@@ -2,7 +2,7 @@
 
 import itertools
 import zlib
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 from caffe2.proto import caffe2_pb2
@@ -10,6 +10,7 @@ from caffe2.python import core, gru_cell, rnn_cell, workspace
 from caffe2.python.model_helper import ModelHelper
 
 import caffe2_recurrent
+from measuring import current_threads
 from other_interpreter import value_shapes
 
 TRAINING, FORWARD = "training", "forward"
@@ -192,6 +193,15 @@ def optimizer() -> Optional[Callable[..., Any]]:
     return found if callable(found) else None
 
 
+_numbers: Set[int] = set()
+
+
+def _are_constant(threads: int) -> bool:
+    """Whether all nets of this process have been optimised with this number of threads so far."""
+    _numbers.add(threads)
+    return len(_numbers) == 1
+
+
 class Layer:
     """A layer made by one of `MAKERS`, created and ready to run, until `close`.
 
@@ -243,7 +253,8 @@ class Layer:
             optimize = optimizer()
             if optimize is None:
                 raise RuntimeError("the package has no optimize")
-            report = optimize(self.model, shapes={name: list(value.shape) for name, value in fed.items()})
+            shapes = {name: list(value.shape) for name, value in fed.items()}
+            report = optimize(self.model, shapes=shapes, constant_threads=_are_constant(current_threads()))
             self.rewritten = report.total
         set_executor_threads(self.model.net, threads)
         workspace.CreateNet(self.model.net)

@@ -15,6 +15,8 @@ NONE = "–"
 APART = "apart"
 # Of records: what Caffe2 was started with, so that the calling thread runs chains of operators.
 CHAINS = "chains"
+# Whether nets were optimised for a number of threads that stays.
+CONSTANT = "constant_threads"
 BY_BEST = "best times"
 BY_MEDIAN = "medians over the rounds of the ratio within one round"
 OR_OF_MEDIANS = (
@@ -219,11 +221,16 @@ def _introduction(results: Results) -> str:
 
 
 def _started(records: Sequence[Record]) -> Iterator[str]:
-    """What Caffe2 was started with, and which rows are from before that."""
-    without = ["{cell} at {shape}".format(**record) for record in records if CHAINS not in record]
-    older = "; rows of {} are older, and without it".format(", ".join(dict.fromkeys(without))) if without else ""
+    """What Caffe2 was started with, and what nets were optimised with; which rows are from before that."""
     for flag in dict.fromkeys(record[CHAINS] for record in records if CHAINS in record):
-        yield "Caffe2 is started with `{}`{}.".format(flag, older)
+        yield "Caffe2 is started with `{}`{}.".format(flag, _older(records, CHAINS))
+    if any(CONSTANT in record for record in records):
+        yield "Nets are optimised with `constant_threads=True`{}.".format(_older(records, CONSTANT))
+
+
+def _older(records: Sequence[Record], key: str) -> str:
+    without = ["{cell} at {shape}".format(**record) for record in records if key not in record]
+    return "; rows of {} are older, and without it".format(", ".join(dict.fromkeys(without))) if without else ""
 
 
 def _machine(results: Results) -> Iterator[str]:

@@ -67,7 +67,7 @@ def with_optimize(monkeypatch):
     calls = []
     nothing_done = caffe2_recurrent.optimize(core.Net("empty"))
 
-    def optimize(model_or_net, rules=None, shapes=None, dry_run=False):
+    def optimize(model_or_net, rules=None, shapes=None, dry_run=False, constant_threads=False):
         calls.append((model_or_net, shapes))
         return nothing_done
 
@@ -287,13 +287,25 @@ def test_the_introduction_says_how_these_numbers_were_measured(apart):
     assert "Operators alone" not in text
 
 
-def test_the_introduction_says_what_caffe2_was_started_with():
-    with_it = {**RECORD, reporting.CHAINS: "--flag=1"}
+@pytest.mark.parametrize(
+    "key, value, said",
+    [
+        (reporting.CHAINS, "--flag=1", "Caffe2 is started with `--flag=1`{}."),
+        (reporting.CONSTANT, True, "Nets are optimised with `constant_threads=True`{}."),
+    ],
+)
+def test_the_introduction_says_what_caffe2_and_optimize_were_told(key, value, said):
+    with_it = {**RECORD, key: value}
     older = "; rows of {} at {} are older, and without it".format(RECORD["cell"], RECORD["shape"])
     for records, which in (([with_it], ""), ([with_it, RECORD, RECORD], older)):
         text = " ".join(reporting.document(results_of(records)).split())
-        assert "Caffe2 is started with `--flag=1`{}.".format(which) in text
-    assert "is started" not in reporting.document(results_of([RECORD]))
+        assert said.format(which) in text
+    assert said.split("`")[0] not in reporting.document(results_of([RECORD]))
+
+
+def test_threads_are_constant_until_a_net_is_optimised_for_another_number(monkeypatch):
+    monkeypatch.setattr(layers, "_numbers", set())
+    assert [layers._are_constant(threads) for threads in (2, 2, 1, 2)] == [True, True, False, False]
 
 
 def test_a_table_can_be_read_as_it_is():
@@ -954,6 +966,7 @@ def test_a_tiny_run_times_all_candidates(request):
     for entry in found["records"]:
         candidates = {STOCK, OURS, OPTIMISED} | ({TORCH, PRODUCTS, OPERATORS} if entry["cell"] == "LSTM" else set())
         assert set(entry["seconds"]) == candidates and entry[reporting.CHAINS] == bench.FLAG
+        assert entry[reporting.CONSTANT]
         for variants in entry["seconds"].values():
             assert all(seconds > 0 for rounds in variants.values() for seconds in rounds)
     assert workspace.CurrentWorkspace() == "default"

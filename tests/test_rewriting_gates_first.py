@@ -528,7 +528,7 @@ def test_the_form_behind_a_product(by_kind, other, taken, trains, promised, monk
     assert form is taken
     # Where two step workspaces are enough oneDNN may have the product, and the sigmoid of it.
     filters = Keeping.NOTHING if trains else Keeping.FILTERS
-    may_keep = Keeping.PLANS | filters if promised else Keeping.NOTHING
+    may_keep = Keeping.PLANS | Keeping.NUMBER | filters if promised else Keeping.NOTHING
     expected = lstm_unit.Behind(support.T, support.N, support.D, support.DIM_IN, ROWS, may_keep)
     forms = {ByTanh, ByKind} if trains else {ByTanh, ByHalves, ByKind, *([WithoutCandidate] if promised else [])}
     assert seen == [(expected, support.D, forms, trains)]
