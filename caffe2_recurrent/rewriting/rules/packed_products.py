@@ -142,7 +142,9 @@ def _may_keep(loop: Loop, product: Product, sizes: Sizes) -> Keeping:
     if loop.workspaces in loop.surroundings.read_outside:
         # They would have another name.
         return found
-    return found | (Keeping.FILTERS if kept_filters.are_right(product.inner, product.outer) else Keeping.NOTHING)
+    if not kept_filters.are_right(product.inner, product.outer):
+        return found
+    return found | Keeping.FILTERS | loop.may_keep & Keeping.NUMBER
 
 
 def _read(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes) -> Product:
