@@ -501,6 +501,9 @@ large.ATen(["many", "many"], "others", operator="equal")
 workspace.CreateNet(large)
 workers = {name: ThreadPoolExecutor(1) for name in "ab"}
 for who in threads:
+    if who == "s":
+        workers["b"].submit(caffe2_recurrent.step_times, models[0][0].net, runs=1).result()
+        continue
     worker = None if who in "mM" else workers.get(who.lower()) or ThreadPoolExecutor(1)
     run = workspace.RunNet if worker is None else lambda net: worker.submit(workspace.RunNet, net).result()
     if who.isupper():
@@ -510,14 +513,15 @@ for who in threads:
         run(model.net)
         found.append(workspace.FetchBlob(hidden))
     assert np.abs(found[0] - found[1]).max() < 1e-5, np.abs(found[0] - found[1]).max()
-    if who == "t":
-        weights = next(str(blob) for blob in models[0][0].params if "gate" in str(blob) and str(blob).endswith("_w"))
-        workspace.FeedBlob(weights, random.permutation(workspace.FetchBlob(weights)))
+    # Operators are made anew for others.
+    weights = next(str(blob) for blob in models[0][0].params if "gate" in str(blob) and str(blob).endswith("_w"))
+    workspace.FeedBlob(weights, random.permutation(workspace.FetchBlob(weights)))
 """
 
 
 def run_in_threads(threads, sizes, rules, flags=(), layer="LSTM", **environment):
-    """In the main thread, `m`, in one of two others, `a` and `b`, or in a new one, `t`, each time.
+    """In the main thread, `m`, in one of two others, `a` and `b`, or in a new one, `t`, each time; `s` looks in `b`
+    how long steps take.
 
     In capitals, an operator of ATen's has had something for several threads to do there before.
     """
@@ -541,6 +545,7 @@ THREADS_SET_LATE = {
     "before another thread": {"threads": "aAM", "sizes": (3, 12, 20, 128), "rules": BOTH, **FOUR_AND_ONE},
     "before another run": {"threads": "aMA", "sizes": (3, 12, 20, 128), "rules": BOTH, **FOUR_AND_ONE},
     "after `optimize`": {"threads": "aMAb", "sizes": (3, 3, 20, 128), "rules": None, "layer": "GRU", **FOUR_AND_ONE},
+    "by who looks at steps": {"threads": "asBba", "sizes": (3, 12, 20, 128), "rules": BOTH, **FOUR_AND_ONE},
     "in each": {"threads": "abmABMbam", "sizes": (3, 17, 20, 150), "rules": BOTH, **FOUR_AND_ONE},
 }
 

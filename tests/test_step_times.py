@@ -9,10 +9,12 @@ from caffe2.python import core, recurrent, workspace
 from caffe2.python.model_helper import ModelHelper
 
 import comparing
+import rewriting_support as support
 import step_nets
 from caffe2_recurrent import LSTM, install, optimize, step_times
 from caffe2_recurrent.debugging import timed_loop
 from caffe2_recurrent.debugging.time_table import LoopTime, OperatorTime, StepTimes
+from caffe2_recurrent.rewriting.products import thread_numbers
 from cells import CELLS
 from errors_support import listed
 from numpy_lstm import Case
@@ -139,6 +141,17 @@ def test_optimised(cell, executor):
     comparing.configure(model.net, executor)
     workspace.RunNetOnce(model.net)
     assert_all_there(measured(model), model.net, 4)
+
+
+def test_the_number_of_threads_is_set_before(monkeypatch):
+    """Operators in front of a loop may do that, and are not run here."""
+    model, _ = support.lstm()
+    workspace.RunNetOnce(model.net)
+    monkeypatch.setattr(thread_numbers, "matter", lambda: True)
+    run_operator, ran = workspace.RunOperatorOnce, []
+    monkeypatch.setattr(workspace, "RunOperatorOnce", lambda made: ran.append(made.type) or run_operator(made))
+    measured(model.net)
+    assert ran == ["ConstantFill", "ATen"]
 
 
 def test_nets_of_caffe2s_builder():

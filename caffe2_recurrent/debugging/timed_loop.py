@@ -16,6 +16,7 @@ from caffe2_recurrent.operator_arguments import STEP_NETS, set_arguments
 from caffe2_recurrent.operator_arguments import net as net_argument
 from caffe2_recurrent.operators import OPERATOR, copied
 from caffe2_recurrent.problems import Problems, names
+from caffe2_recurrent.rewriting.products import thread_numbers
 from caffe2_recurrent.scratch_workspace import scratch_workspace
 from caffe2_recurrent.wiring import link_arguments
 
@@ -84,7 +85,8 @@ def timed_runs(loop: Loop, blobs: Blobs, runs: int) -> List[Run]:
     with scratch_workspace(WORKSPACE):
         for name, value in blobs.items():
             workspace.FeedBlob(name, value)
-        for operator in loop.surroundings.laying_out:
+        # As in front of the loop, where steps do not do it themselves.
+        for operator in [*thread_numbers.set_at_once("number"), *loop.surroundings.laying_out]:
             workspace.RunOperatorOnce(operator)
         for way in ways:
             way.net.external_input.extend(blobs)

@@ -48,7 +48,7 @@ class ChainedSteps(Rule):
             return "each of its steps has a workspace of its own, and would have such a net"
         operators = _operators(loop, site.where)
         if kept_filters.are_in(operators) and thread_numbers.matter():
-            # In a process without the flag its thread may have another number than the one that lays out the filters.
+            # In a process without the flag nothing has set that number in the thread of the chain.
             return "its filters are for the number of OpenMP's threads of the thread that calls it"
         return chains.why_not(operators)
 
