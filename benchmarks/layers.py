@@ -220,6 +220,7 @@ class Layer:
         threads: int = 1,
         executor: bool = True,
         memory_optimization: bool = False,
+        without: Sequence[str] = (),
     ) -> None:
         self._cell, self._shape = CELLS[cell], shape
         self._outer = workspace.CurrentWorkspace()
@@ -228,14 +229,16 @@ class Layer:
         self._workspace = free.pop() if free else "benchmark_{}".format(next(Layer._numbers))
         workspace.SwitchWorkspace(self._workspace, True)
         try:
-            self._build(maker, pass_, threads, executor, memory_optimization)
+            self._build(maker, pass_, threads, executor, memory_optimization, without)
         except BaseException:
             self.close()
             raise
         finally:
             workspace.SwitchWorkspace(self._outer)
 
-    def _build(self, maker: str, pass_: str, threads: int, executor: bool, memory_optimization: bool) -> None:
+    def _build(
+        self, maker: str, pass_: str, threads: int, executor: bool, memory_optimization: bool, without: Sequence[str]
+    ) -> None:
         cell, self.rewritten = self._cell, 0
         self.model = ModelHelper("benchmark")
         build = cell.stock if maker == STOCK else cell.ours
@@ -254,7 +257,8 @@ class Layer:
             if optimize is None:
                 raise RuntimeError("the package has no optimize")
             shapes = {name: list(value.shape) for name, value in fed.items()}
-            report = optimize(self.model, shapes=shapes, constant_threads=_are_constant(current_threads()))
+            options: Dict[str, Any] = {"without": without} if without else {}
+            report = optimize(self.model, shapes=shapes, constant_threads=_are_constant(current_threads()), **options)
             self.rewritten = report.total
         set_executor_threads(self.model.net, threads)
         workspace.CreateNet(self.model.net)

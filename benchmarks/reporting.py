@@ -547,8 +547,8 @@ def _recompute_part(records: Sequence[Record]) -> Iterator[str]:
     yield "## What memory_optimization costs"
     yield (
         "LSTM, training, with and without `memory_optimization`; it is to cost at most {:.0f}% of the time and to\n"
-        "keep {} bytes a step. Bytes are those of the steps' own workspaces, in loops of {} steps: there `optimize`\n"
-        "makes no loop of the backward pass.".format(100 * (RECOMPUTE - 1), KEPT, KEPT_STEPS)
+        "keep {} bytes a step. Bytes are those of the steps' own workspaces, in loops of {} steps whose\n"
+        "backward pass is no loop of its own.".format(100 * (RECOMPUTE - 1), KEPT, KEPT_STEPS)
     )
     yield table(header, rows)
 

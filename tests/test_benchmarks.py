@@ -23,6 +23,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import core, workspace
 
 import caffe2_recurrent
+from caffe2_recurrent.rewriting.rules import RULES
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
@@ -67,7 +68,7 @@ def with_optimize(monkeypatch):
     calls = []
     nothing_done = caffe2_recurrent.optimize(core.Net("empty"))
 
-    def optimize(model_or_net, rules=None, shapes=None, dry_run=False, constant_threads=False):
+    def optimize(model_or_net, rules=None, shapes=None, dry_run=False, constant_threads=False, without=None):
         calls.append((model_or_net, shapes))
         return nothing_done
 
@@ -638,6 +639,36 @@ def test_executor_and_threads_reach_both_loops():
             assert found["rnn_executor.num_threads"] == 2
             assert found["enable_rnn_executor"] == int(executor)
         layer.close()
+
+
+def test_what_a_step_keeps_is_that_of_loops_with_a_workspace_for_each(monkeypatch):
+    """A trial may find that a backward pass of its own pays, which has two."""
+    asked = []
+
+    class Asked:
+        def __init__(self, cell, maker, *_, **options):
+            asked.append((maker, options["memory_optimization"], options["without"]))
+
+        def kept_by_steps(self):
+            return [4, len(asked)]
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(sections, "Layer", Asked)
+    found, failures = sections._kept(SMALL)
+    assert asked == [
+        (maker, memory_optimization, ("backward_loop",))
+        for maker in sections.makers()
+        for memory_optimization in (False, True)
+    ]
+    assert failures == {} and max(found.values()) == len(asked)
+
+
+def test_rules_are_left_out_of_a_layer():
+    layer = Layer("LSTM", OPTIMISED, SMALL, TRAINING, executor=False, without=[rule.name for rule in RULES])
+    assert layer.rewritten == 0
+    layer.close()
 
 
 def test_a_layer_that_cannot_be_built_leaves_the_workspace_as_it_was(without_optimize):

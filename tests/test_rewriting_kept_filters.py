@@ -1040,6 +1040,17 @@ def test_what_is_made_once_counts_for_each_step(monkeypatch):
 
 
 @NUMBERS
+def test_what_a_chain_would_gain_counts_where_there_is_none(monkeypatch):
+    make_up(monkeypatch, Seconds(0.0, 3.0), kept_filters=Seconds(2.0, 1.0))
+    monkeypatch.setattr(step_products.calling_thread, "runs_chains", lambda: True)
+    size = step_products.Size("FC", 3, 4, 16, True, True, may_keep=Keeping.FILTERS)
+    more = step_products.LINES if thread_numbers.matter() else 0.0
+    assert step_products.seconds_of_step(size, KEPT_FILTERS, 4) == 1.5 + more
+    assert step_products.seconds_of_step(size, KEPT_FILTERS, None) == 1.0 + more
+    assert step_products.seconds_of_step(size, onednn.CONVOLUTION, 4) == 3.0
+
+
+@NUMBERS
 def test_where_operators_are_made_anew_with_them_weights_are_always_compared(monkeypatch):
     """No trial sees how long that takes."""
     make_up(monkeypatch, Seconds(0.0, 2.0), kept_filters=Seconds(0.0, 1.0))

@@ -10,7 +10,8 @@ from caffe2_recurrent.loops.parts import Keeping
 from caffe2_recurrent.loops.sizes import Shape, Sizes
 from caffe2_recurrent.operator_arguments import integer, integers, set_arguments
 from caffe2_recurrent.operators import is_on_onednn
-from caffe2_recurrent.rewriting.products import onednn, product_ways
+from caffe2_recurrent.rewriting import calling_thread
+from caffe2_recurrent.rewriting.products import onednn, product_ways, thread_numbers
 from caffe2_recurrent.rewriting.products.product import LAST_TWO, Product
 from caffe2_recurrent.rewriting.products.step_subject import subject_of
 from caffe2_recurrent.rewriting.steps.rows import FEATURES
@@ -21,6 +22,9 @@ FC, TRANSPOSED, MULTIPLICATION = "FC", "FCTransposed", "BatchMatMul"
 PRODUCTS = frozenset([FC, TRANSPOSED, MULTIPLICATION])
 # A product must become faster by this factor: less is within the error of a trial.
 GAIN = 1.1
+# Seconds that a step takes more which is no chain of operators, as those are not that keep filters for a number of
+# threads (`chained_steps.py`): lines of log for a dozen of them.
+LINES = 4e-6
 AS_IT_IS = "as it is"
 # What they are called in a trial.
 WEIGHTS = ("w", "b")
@@ -140,7 +144,8 @@ def read_product(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes, bat
 def seconds_of_step(size: Size, way: str, steps: Optional[int]) -> float:
     """The time of the product in a step, with its share of what has to be done once for all `steps`."""
     found = tried(size, way)
-    return found.of_step(steps) if steps else found.step
+    forfeits = way == product_ways.KEPT_FILTERS and thread_numbers.matter() and calling_thread.runs_chains()
+    return (found.of_step(steps) if steps else found.step) + (LINES if forfeits else 0.0)
 
 
 def tried(size: Size, way: str) -> Seconds:
