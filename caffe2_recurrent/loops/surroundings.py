@@ -30,6 +30,7 @@ def add_surroundings(net: caffe2_pb2.NetDef, loops: Mapping[int, Loop], names: S
     mentioned = Counter(itertools.chain.from_iterable(names))
     read = frozenset(blob for operator in net.op for blob in operator.input)
     fed = read.difference(*map(_written_by, net.op))
+    is_in_order = net.type in ONE_BY_ONE
     for position, loop in loops.items():
         products = _products(net, loop)
         sinks = _sinks(net, loop, products)
@@ -44,8 +45,8 @@ def add_surroundings(net: caffe2_pb2.NetDef, loops: Mapping[int, Loop], names: S
             written_outside=_written_outside(net, loop),
             fed=fed,
             net_frees=net.type == FREEING,
-            is_in_order=net.type in ONE_BY_ONE,
-            has_company=net.type not in ONE_BY_ONE and len(loops) > 1,
+            is_in_order=is_in_order,
+            has_company=not is_in_order and len(loops) > 1,
         )
 
 

@@ -268,7 +268,10 @@ def _copy_there(emitter: Emitter, blob: str) -> str:
 
 
 def _filters(loop: Loop, product: Product, in_front: Emitter, made: List[str], workspaces: str) -> str:
-    """W as filters; where they are laid out in each run and stay, `in_front` has their memory `made`."""
+    """W as filters; where they are laid out in each run and stay, `in_front` has their memory `made`.
+
+    Where operators stay that have laid out their own, it is together with W that `workspaces` are made anew.
+    """
     shape = [product.outer, product.inner, 1, 1]
     others: List[str] = []
 
@@ -285,7 +288,7 @@ def _filters(loop: Loop, product: Product, in_front: Emitter, made: List[str], w
                 made.append(filters)
             return onednn_copies.copy_there(emitter, plain, filters)
         if stay(loop):
-            # Made of the weights, so that nobody takes apart what has to be done together.
+            # Of the weights, so that nobody takes apart what has to be done together.
             emitter.add("Shape", [weights], workspaces)
             others.append(workspaces)
         there = _copy_there(emitter, weights)

@@ -19,7 +19,7 @@ from caffe2_recurrent.operator_arguments import argument
 from caffe2_recurrent.operators import new_operator
 from caffe2_recurrent.rewriting.emit import ATEN, aten_is_missing
 
-# It asks for the number whatever its sizes, and is the cheapest that does.
+# It asks for the number whatever its sizes.
 SETTING = "softmax"
 
 
