@@ -18,6 +18,8 @@ PARAMETERS = "param"
 PARAMETER_GRADIENTS = "param_grads"
 # the blobs of the step that all steps share:
 RECOMPUTED = "recompute_blobs_on_backward"
+# in how many workspaces steps without a backward step take turns:
+WORKSPACES = "num_workspaces"
 # and the end of one that says how the gradient operator calls a blob.
 RENAMED = ".rename"
 

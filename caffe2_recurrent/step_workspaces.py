@@ -18,12 +18,13 @@ from caffe2_recurrent.loops.loop import Loop, stands_for_loop
 from caffe2_recurrent.loops.reading import read_loops
 from caffe2_recurrent.loops.selection import note_no_loops
 from caffe2_recurrent.nets import AnyNet, read_net
-from caffe2_recurrent.operator_arguments import integer
+from caffe2_recurrent.operator_arguments import WORKSPACES, integer
 from caffe2_recurrent.operators import LINK
 from caffe2_recurrent.problems import Problems, given, names
 from caffe2_recurrent.workspace_blobs import shape
 
-# Without a backward step, steps take turns in this many workspaces; the executor works on several steps at once.
+# Without a backward step, steps take turns in this many workspaces, if the operator does not say in how many; the
+# executor works on several steps at once.
 # Source: caffe2/operators/rnn/recurrent_network_op.h.
 WORKSPACES_IN_TURN = 2
 WORKSPACES_IN_TURN_OF_EXECUTOR = 4
@@ -130,9 +131,10 @@ def steps_of_last_run(loop: Loop) -> int:
     return states[0] - (initial[0] if initial is not None and len(initial) == 3 else 1)
 
 
-def workspaces_in_turn(executor: bool) -> int:
-    """In how many workspaces steps without a backward step take turns."""
-    return WORKSPACES_IN_TURN_OF_EXECUTOR if executor else WORKSPACES_IN_TURN
+def workspaces_in_turn(forward: caffe2_pb2.OperatorDef) -> int:
+    """In how many workspaces steps of a RecurrentNetwork operator without a backward step take turns."""
+    usual = WORKSPACES_IN_TURN_OF_EXECUTOR if integer(forward, ENABLE, 0) else WORKSPACES_IN_TURN
+    return integer(forward, WORKSPACES, usual)
 
 
 def _read(net: Any, prefix: Any) -> List[Loop]:
@@ -158,7 +160,7 @@ def _read(net: Any, prefix: Any) -> List[Loop]:
 
 def _check_no_workspace_is_empty(loop: Loop, problems: Problems) -> None:
     # The engine crashes where it copies a workspace that no step has had.
-    workspaces = workspaces_in_turn(bool(integer(loop.forward, ENABLE, 0)))
+    workspaces = workspaces_in_turn(loop.forward)
     if not loop.has_backward_step and steps_of_last_run(loop) < workspaces:
         problems.add(
             "loop '{}' is forward only, and ran fewer steps ({}) than it has workspaces ({}): the engine cannot copy "

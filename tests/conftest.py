@@ -109,8 +109,9 @@ WITH, WITHOUT = (["tests", "--caffe2_rnn_executor={}".format(value)] for value i
 @pytest.fixture(autouse=True)
 def fresh_workspace() -> Iterator[None]:
     """Give each test an empty workspace, and leave none of its blobs behind."""
-    # The examples, of which tests run some in this process, take the RNN executor off for the whole of it.
-    workspace.GlobalInit(WITH)
+    # The examples, of which tests run some in this process, take the RNN executor off for the whole of it, and the
+    # benchmarks have the calling thread run chains.
+    workspace.GlobalInit([*WITH, "--caffe2_net_async_run_root_tasks_inline=0"])
     workspace.ResetWorkspace()
     yield
     workspace.ResetWorkspace()

@@ -585,7 +585,8 @@ def test_it_is_in_front_of_the_loop_where_all_runs_in_one_thread(kind, trained):
     expected = support.run(model, blobs)
     optimize(model, ALL, even_if_slower=True)
     setting = setting_numbers(model.net.Proto().op)
-    assert len(setting) == IS_RIGHT and not any(setting_numbers(inner.op) for _, inner in inner_nets(model.net))
+    steps = [inner for (kind, _), inner in inner_nets(model.net) if kind == "RecurrentNetwork"]
+    assert len(setting) == IS_RIGHT and not any(setting_numbers(step.op) for step in steps)
     model.net.Proto().name = "optimised"
     support.assert_same(support.run(model, blobs), expected)
     operators = model.net.Proto().op

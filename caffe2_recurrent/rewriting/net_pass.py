@@ -14,7 +14,7 @@ from caffe2_recurrent.rewriting import exposed_gradients, memory_names, passes, 
 from caffe2_recurrent.rewriting.products import kept_filters, thread_numbers
 from caffe2_recurrent.rewriting.report import Refusal, Report, Rewrite
 from caffe2_recurrent.rewriting.rule import Rule
-from caffe2_recurrent.rewriting.steps import step_shapes
+from caffe2_recurrent.rewriting.steps import own_state, step_shapes
 from caffe2_recurrent.rewriting.steps.rows import with_rows
 from caffe2_recurrent.rewriting.trials import trial
 
@@ -115,6 +115,9 @@ def _out_of_reach(loop: Loop) -> Optional[str]:
     outside = (loop.written - own) & {*loop.net.external_input, *loop.inputs, *loop.surroundings.busy}
     if outside:
         return "its steps write to '{}', which is a blob outside of them too".format(min(outside))
+    state = own_state.found(loop)
+    if state is not None:
+        return "{}, and what that gives depends on how many operators the steps have".format(state)
     inside = [operator.type for operators in loop.steps for operator in operators if has_nets(operator)]
     if inside:
         return "its steps have operators that run nets ({}), and rules do not look into these".format(inside[0])

@@ -9,7 +9,6 @@ import enum
 from dataclasses import dataclass
 from typing import Collection, Iterable, List, NamedTuple, Optional, Tuple
 
-from caffe2_recurrent.step_workspaces import workspaces_in_turn
 from caffe2_recurrent.viewing.loop_sizes import LoopSizes
 from caffe2_recurrent.viewing.structure import Structure
 from caffe2_recurrent.viewing.tensors import Tensor
@@ -99,7 +98,7 @@ def read_memory(structure: Structure, sizes: LoopSizes, blobs_of_net: Collection
 def _workspaces(structure: Structure, steps: Optional[int]) -> Optional[int]:
     if structure.backward is not None:
         return steps
-    return None if steps is None else min(workspaces_in_turn(structure.executor.enabled), steps)
+    return None if steps is None else min(structure.workspaces_in_turn, steps)
 
 
 def _sum(parts: Iterable[Optional[int]]) -> Optional[int]:

@@ -117,8 +117,8 @@ class Structure:
 
     `buffers` are blobs that the step writes to slices of an outer blob without being a state. `shared` are blobs of
     the step that lie in the workspace that all steps have in common. `outer_inputs` and `outer_outputs` are those of
-    the forward operator; the last output holds the steps' workspaces. `scope` is what the loop's own outer blobs begin
-    with.
+    the forward operator; the last output holds the steps' workspaces, which are `workspaces_in_turn` where there is no
+    backward step. `scope` is what the loop's own outer blobs begin with.
 
     `shown` are views that operators of the step make, as in a backward pass that `optimize` has made a loop of its own;
     `backward_pass_of` then has the step workspaces of the loop which it belongs to. Steps that are `chained` have an
@@ -137,6 +137,7 @@ class Structure:
     shared: Tuple[str, ...]
     scope: str
     executor: Executor
+    workspaces_in_turn: int
     device: caffe2_pb2.DeviceOption
     outer_inputs: Tuple[str, ...]
     outer_outputs: Tuple[str, ...]

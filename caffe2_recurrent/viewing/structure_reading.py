@@ -20,6 +20,7 @@ from caffe2_recurrent.operator_arguments import (
 )
 from caffe2_recurrent.operator_arguments import net as net_argument
 from caffe2_recurrent.operators import BACKWARD_PASS_OF, GRADIENT_OPERATOR, LINK, gradient_name, read_before_written
+from caffe2_recurrent.step_workspaces import workspaces_in_turn
 from caffe2_recurrent.viewing.structure import (
     Backward,
     Executor,
@@ -50,6 +51,7 @@ def read_structure(loop: Loop) -> Structure:
         shared=tuple(loop.shared),
         scope=_scope(loop),
         executor=_executor(loop.forward),
+        workspaces_in_turn=workspaces_in_turn(loop.forward),
         device=loop.forward.device_option,
         outer_inputs=tuple(loop.inputs),
         outer_outputs=tuple(loop.outputs),

@@ -112,6 +112,8 @@ def _output(loop: SeenLoop, output: Output) -> str:
 def _kept_title(loop: SeenLoop) -> str:
     if loop.structure.backward is not None:
         return "each step keeps, in a workspace of its own"
+    if loop.memory.workspaces == 1:
+        return "the steps share one workspace, which holds"
     return "the steps take turns in {} workspaces; each holds".format(_or_unknown(loop.memory.workspaces))
 
 

@@ -11,8 +11,8 @@ from caffe2_recurrent.rewriting import unchanged_weights
 from caffe2_recurrent.rewriting.products import kept_filters
 from caffe2_recurrent.rewriting.trials.timing import Subject
 
-# Those of a loop without a backward step and without the RNN executor.
-WORKSPACES = 2
+# Step workspaces of a loop without a backward step and without the RNN executor, once `one_workspace` has applied.
+WORKSPACES = 1
 
 
 def subject_of(
@@ -24,7 +24,7 @@ def subject_of(
 ) -> Subject:
     """`operators` are those of the step. If the loop may keep what is made of weights, that takes no time.
 
-    Where operators that keep filters are made in each run, they are so in two step workspaces.
+    Where operators that keep filters are made in each run, they are so in each step workspace.
     """
     kept = unchanged_weights.made_of(loop, loop.surroundings.fed) if Keeping.WEIGHTS in loop.may_keep else []
     in_each_run = unchanged_weights.without(loop.before, kept)

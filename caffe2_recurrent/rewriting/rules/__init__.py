@@ -20,6 +20,7 @@ from caffe2_recurrent.rewriting.rules.joined_sequence import JoinedSequence
 from caffe2_recurrent.rewriting.rules.lstm_unit import LSTMUnits
 from caffe2_recurrent.rewriting.rules.merged_gates import MergedGates
 from caffe2_recurrent.rewriting.rules.merged_sums import MergedSums
+from caffe2_recurrent.rewriting.rules.one_workspace import OneWorkspace
 from caffe2_recurrent.rewriting.rules.outer_products import OuterProducts
 from caffe2_recurrent.rewriting.rules.packed_products import PackedProducts
 from caffe2_recurrent.rewriting.rules.parameter_gradients import ParameterGradients
@@ -77,6 +78,7 @@ RULES = (
     SlicesInPlace(),
     CarriedStates(),
     GradientInPlace(),
+    OneWorkspace(),
     UnrolledSteps(),
     ChainedSteps(),
     UnchangedWeights(),

@@ -44,7 +44,7 @@ class ChainedSteps(Rule):
             return next(filter(None, (chains.why_not(operators, False) for operators in loop.steps)), None)
         if integer(loop.forward, ENABLE, 0):
             return "the RNN executor runs its steps, and prepares no lines of log"
-        if loop.has_backward_step and (loop.gradient is None or loop.gradient.turned is None):
+        if loop.gradient is not None and loop.gradient.turned is None:
             return "each of its steps has a workspace of its own, and would have such a net"
         operators = _operators(loop, site.where)
         if kept_filters.are_in(operators) and thread_numbers.matter():

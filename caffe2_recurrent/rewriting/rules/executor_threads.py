@@ -11,6 +11,7 @@ from caffe2_recurrent.rewriting import loop_trial, passes
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.rules.backward_loop import BackwardLoop
 from caffe2_recurrent.rewriting.rules.chained_steps import ChainedSteps
+from caffe2_recurrent.rewriting.rules.one_workspace import OneWorkspace
 from caffe2_recurrent.rewriting.rules.unrolled_steps import UnrolledSteps
 from caffe2_recurrent.rewriting.steps import step_counts
 from caffe2_recurrent.rewriting.steps.overlap import THREADS, take_executor_off, why_steps_may_overlap
@@ -21,7 +22,7 @@ from caffe2_recurrent.rewriting.trials import trial
 MANY_ELEMENTS = 8192
 ON, OFF = "one thread", "off"
 # What may apply to loops without the executor, if it was chosen too.
-WITHOUT_IT = (BackwardLoop(), UnrolledSteps(), ChainedSteps())
+WITHOUT_IT = (BackwardLoop(), OneWorkspace(), UnrolledSteps(), ChainedSteps())
 
 
 class ExecutorThreads(Rule):
