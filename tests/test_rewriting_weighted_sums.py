@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 from caffe2.proto import caffe2_pb2
+from caffe2.python import core
 
 import rewriting_support as support
-from caffe2_recurrent.rewriting.emit import Emitter, is_aten
+from caffe2_recurrent.rewriting.emit import ATEN, Emitter, is_aten
 from caffe2_recurrent.rewriting.products import gradients_apart, weighted_sums
 from caffe2_recurrent.rewriting.products.gradients_apart import SUMS, Apart, Size, Weights
 from caffe2_recurrent.rewriting.trials import timing, trial
@@ -39,15 +40,24 @@ def test_values(shape, by_columns, others):
 
 @BOTH
 def test_registers_are_cleared_at_once(by_columns):
-    """By ATen: Caffe2's own operators are compiled for SSE."""
+    """Most of Caffe2's operators are compiled for SSE."""
     operators, _, _ = made((6, 5), 7, by_columns)
-    assert [operator.type for operator in operators][-2] == weighted_sums.KIND and is_aten(operators[-1], "neg")
+    assert [operator.type for operator in operators][-2:] == [weighted_sums.KIND, weighted_sums.CLEARING]
+
+
+@pytest.mark.parametrize("missing", [ATEN, weighted_sums.CLEARING])
+def test_without_what_clears_them_there_are_no_such_products(monkeypatch, missing):
+    size = Size(6, Weights(7, 5), 3)
+    assert Apart(SUMS) in gradients_apart.ways(size)
+    there = core.IsOperator
+    monkeypatch.setattr(core, "IsOperator", lambda kind: kind != missing and there(kind))
+    assert not [way for way in gradients_apart.ways(size) if way is not None and SUMS in way]
 
 
 def test_registers_are_cleared_behind_each_of_them():
     operators = gradients_apart.subject(Size(6, Weights(7, 5), 3), Apart(SUMS, SUMS)).step
     positions = [position for position, operator in enumerate(operators) if operator.type == weighted_sums.KIND]
-    assert len(positions) == 2 and all(is_aten(operators[position + 1], "neg") for position in positions)
+    assert len(positions) == 2 and {operators[position + 1].type for position in positions} == {weighted_sums.CLEARING}
 
 
 @pytest.mark.parametrize("changed", ["columns", "indices", "rows"])

@@ -10,18 +10,23 @@ indices are 0 to R - 1 and the length is R. It runs in one thread, and reads all
 
 That code leaves the upper halves of the vector registers in use. What has been compiled for SSE then has to keep them,
 as MKL's products do on processors of AMD, and takes up to five times as long, until something clears them. A thread
-that is started in the meantime has them from its parent. So an operator of ATen's follows, whose code clears them.
+that is started in the meantime has them from its parent. So another operator of FBGEMM's follows whose code is compiled
+for AVX2, and clears them: one that makes floats into halves, eight or more at a time.
 
-Source: caffe2/operators/lengths_reducer_ops.h, and EmbeddingSpMDM.cc of FBGEMM.
+Source: caffe2/operators/lengths_reducer_ops.h and half_float_ops.cc, EmbeddingSpMDM.cc and FbgemmFloat16ConvertAvx2.cc
+of FBGEMM.
 """
 
 from typing import NamedTuple
 
 from caffe2.proto import caffe2_pb2
+from caffe2.python import core
 
 from caffe2_recurrent.rewriting.emit import Emitter, aten_is_missing
 
 KIND = "SparseLengthsWeightedSum"
+# What clears the registers, of so many floats.
+CLEARING, FLOATS = "FloatToHalf", 16
 INT32 = caffe2_pb2.TensorProto.INT32
 
 
@@ -34,7 +39,7 @@ class Sums(NamedTuple):
 
 
 def are_missing() -> bool:
-    return aten_is_missing()
+    return aten_is_missing() or not core.IsOperator(CLEARING)
 
 
 def by_columns(emitter: Emitter, blob: str, axis: int, columns: int) -> Sums:
@@ -57,8 +62,9 @@ def by_rows(emitter: Emitter, blob: str, axis: int, columns: int) -> Sums:
 
 def emit(emitter: Emitter, sums: Sums, rows: str, output: str) -> None:
     """`output = A rows`."""
+    floats = emitter.new("ConstantFill", [], "floats", shape=[FLOATS], value=0.0)
     emitter.add(KIND, [rows, sums.weights, sums.indices, sums.lengths], output)
-    emitter.aten("neg", [sums.lengths], "to_clear_registers")
+    emitter.new(CLEARING, [floats], "to_clear_registers")
 
 
 def _column(emitter: Emitter, blob: str, axis: int, value: int) -> str:
