@@ -47,7 +47,7 @@ SWEEP_ENOUGH = 0.5  # seconds for one row
 SWEEP_AGAIN = 6  # times as many for one that seems slower
 # Steps of the short loop that shows what a step keeps.
 KEPT_STEPS = 4
-# With a backward pass of its own a loop has two step workspaces, whatever the number of steps.
+# With a backward pass of its own a loop has a step workspace or two, whatever the number of steps.
 TWO = ("backward_loop",)
 
 Record = Dict[str, Any]

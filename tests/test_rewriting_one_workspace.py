@@ -116,6 +116,14 @@ def test_the_executor_keeps_its_workspaces():
     assert support.reasons(model.net, RULE) == ["the RNN executor may run several of its steps at once"]
 
 
+@pytest.mark.parametrize("kind", ["dag", "async_scheduling"])
+def test_steps_that_may_run_side_by_side_keep_theirs(kind):
+    model, _ = forward()
+    support.step(support.without_executor(model).net).type = kind
+    reason = "its steps are nets of type '{}', which may not be done when the next one begins".format(kind)
+    assert support.reasons(model.net, RULE) == [reason]
+
+
 @pytest.mark.parametrize("number", [1, 3])
 def test_a_number_that_somebody_has_given_stays(number):
     model, blobs = support.lstm(**FORWARD)

@@ -19,7 +19,7 @@ from caffe2_recurrent.rewriting.steps.rows import with_rows
 from caffe2_recurrent.rewriting.trials import trial
 
 Operators = List[caffe2_pb2.OperatorDef]
-# The rule that makes a backward pass a loop, so that either has two step workspaces.
+# The rule that makes a backward pass a loop, so that either has two step workspaces at most.
 BACKWARD_LOOP = "backward_loop"
 
 

@@ -1,7 +1,7 @@
 """Whether the backward pass of a loop of few operators had better be a loop of its own.
 
 `backward_loop` applies where operators of all steps do not stay in the cache. Where they do it may still be faster, as
-oneDNN lays out filters for two workspaces and not for one in each step, and its products may lie where others read
+oneDNN lays out filters for one workspace and not for one in each step, and its products may lie where others read
 them. Other rules go by it before, so each way has its turn at all rules, and the two are timed with all that these
 leave around the loop.
 """

@@ -42,8 +42,9 @@ def prediction_net(
 ) -> Prediction:
     """Cut out of a net what computes `outputs` from `inputs`, without gradients; the net itself stays as it is.
 
-    Its loops are forward only: they have two or four step workspaces, whatever the number of steps. What the net writes
-    for its own next run, as copies of the last states into the initial ones, stays in, but for blobs in `inputs`.
+    Its loops are forward only: they have one, two or four step workspaces, whatever the number of steps. What the net
+    writes for its own next run, as copies of the last states into the initial ones, stays in, but not the blobs in
+    `inputs`.
 
     Args:
         model_or_net: a `ModelHelper`, a `core.Net` or a `NetDef`; with gradient operators or without, optimised or not.

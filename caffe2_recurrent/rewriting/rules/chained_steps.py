@@ -18,7 +18,7 @@ STEPS = {STEP_NET: "steps", BACKWARD_STEP_NET: "steps of the backward pass"}
 
 
 class ChainedSteps(Rule):
-    """If there are T steps: a net of type `simple` of their operators;    a step of a loop, if all have two workspaces
+    """If there are T steps: a net of type `simple` of their operators;    a step of a loop, if steps share a workspace
 
     =>  a net of type `dag` of the same operators, each waiting for the one before it;    an `If` that runs such a net,
                                                                                           which makes the links, too

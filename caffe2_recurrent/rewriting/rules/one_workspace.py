@@ -34,6 +34,10 @@ class OneWorkspace(Rule):
             return "each of its steps has a workspace of its own"
         if integer(loop.forward, ENABLE, 0):
             return "the RNN executor may run several of its steps at once"
+        kinds = {loop.net.type} if loop.gradient is None else {loop.net.type, loop.gradient.net.type}
+        others = kinds.difference(overlap.IN_ORDER)
+        if others:
+            return "its steps are nets of type '{}', which may not be done when the next one begins".format(min(others))
         return None
 
     def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:

@@ -16,11 +16,8 @@ from caffe2_recurrent.rewriting.products.step_products import AS_IT_IS, GAIN, Si
 from caffe2_recurrent.rewriting.products.sums import sum_of, with_sum
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.rules.backward_loop import BackwardLoop
-from caffe2_recurrent.rewriting.steps.overlap import has_threads_given, take_executor_off, why_executor_pays
+from caffe2_recurrent.rewriting.steps.overlap import IN_ORDER, has_threads_given, take_executor_off, why_executor_pays
 from caffe2_recurrent.rewriting.steps.rows import with_rows
-
-# The types of nets that run operators in the order in which they stand.
-IN_ORDER = ("", "simple")
 
 
 class PackedProducts(Rule):
@@ -30,7 +27,7 @@ class PackedProducts(Rule):
         step: X copied to oneDNN's memory, the product there, Y copied back    or   NNPACK's convolution of it with X
 
     or X as an image whose channels come last, with W as filters that oneDNN keeps for the steps of a run, and Y not
-    copied back: where two step workspaces are enough, as without a backward step and with `backward_loop`.
+    copied back: where a step workspace or two are enough, as without a backward step and with `backward_loop`.
 
     If all that the step wants of Y is its sigmoid, oneDNN takes that too where it is faster; if it is its sum with
     another blob, an inner product is added there, and Y not copied back. FCTransposed, and BatchMatMul with weights,

@@ -36,7 +36,7 @@ class UnreadBlobs(Rule):
 def _unread(loop: Loop) -> List[str]:
     gradient = loop.gradient
     if gradient is None:
-        # Steps then take turns in two workspaces.
+        # Steps then take turns in a few workspaces, if not in one.
         return []
     backward = {blob for operator in gradient.operators for blob in [*operator.input, *operator.output]}
     linked = {link.inner for link in loop.links}
