@@ -64,6 +64,15 @@ def test_cells_have_the_values_and_gradients_of_a_numpy_loop(cell):
     assert fired or cell.name.startswith("attention"), reasons
 
 
+def test_a_net_without_gradient_operators_is_done_at_once():
+    """Its backward step fits the old step, and goes."""
+    expected = support.run(*support.lstm(gradients=False))
+    workspace.ResetWorkspace()
+    model, blobs = chained(gradients=False)
+    support.assert_done(model.net, RULES)
+    support.assert_same(support.run(model, blobs), expected)
+
+
 @settings(max_examples=40)
 @given(seeds, st.integers(1, 3), chosen_rules)
 def test_random_step_nets(seed, sequences, rules):

@@ -45,7 +45,7 @@ from caffe2_recurrent.rewriting.products import (
 from caffe2_recurrent.rewriting.products.kept_filters import KEPT_FILTERS, in_place, keeps_filters
 from caffe2_recurrent.rewriting.products.onednn_tensors import shown
 from caffe2_recurrent.rewriting.products.product import Product
-from caffe2_recurrent.rewriting.products.step_subject import WORKSPACES, subject_of
+from caffe2_recurrent.rewriting.products.step_subject import subject_of
 from caffe2_recurrent.rewriting.rules import packed_products
 from caffe2_recurrent.rewriting.rules import unchanged_weights as unchanged_weights_rule
 from caffe2_recurrent.rewriting.rules.unrolled_steps import UnrolledSteps
@@ -1018,7 +1018,7 @@ def test_a_trial_makes_operators_anew_where_runs_do(may_keep):
     kept_filters.emit(emitter, loop, Product("x", None, "w", "b", "y", 3, 4, 16))
     subject = subject_of(loop, emitter.operators, shapes)
     are_made_anew = thread_numbers.matter() and Keeping.WEIGHTS not in may_keep
-    assert subject.anew == (WORKSPACES if are_made_anew else 0)
+    assert subject.anew == are_made_anew
 
 
 def test_a_trial_decides(monkeypatch):

@@ -145,7 +145,7 @@ def test_a_loop_of_one_workspace_has_no_setting_of_the_executor():
     support.assert_same(support.run(model, blobs), expected)
 
 
-# ------------------------------------------------------------------------------------------------------- who looks ther
+# ------------------------------------------------------------------------------------------------------ who looks there
 
 
 def test_one_step_is_enough_to_look_at_its_blobs():

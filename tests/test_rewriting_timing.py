@@ -56,9 +56,9 @@ def test_what_is_kept_is_there_and_takes_no_time(own):
     assert found.once == 0 and found.step > 0
 
 
-@pytest.mark.parametrize("anew, once", [(0, 0.0), (2, 1.0)])
-def test_operators_that_are_made_anew_count_as_often(anew, once, own, monkeypatch):
-    """Once for each step workspace, in what is done once for all steps."""
+@pytest.mark.parametrize("anew, once", [(False, 0.0), (True, 0.5)])
+def test_operators_that_are_made_anew_count(anew, once, own, monkeypatch):
+    """In what is done once for all steps."""
     monkeypatch.setattr(timing, "_making", lambda subject: 0.5)
     assert seconds(Subject([PRODUCT], SHAPES, anew=anew)).once == once
 
@@ -72,7 +72,7 @@ def test_operators_are_made_to_be_timed(own, monkeypatch):
         return create(name, operators, overwrite)
 
     monkeypatch.setattr(timing, "_create", counted)
-    assert seconds(Subject([PRODUCT], SHAPES, anew=2)).once >= 0
+    assert seconds(Subject([PRODUCT], SHAPES, anew=True)).once >= 0
     assert made.count(("trial_anew", 1 + timing.OTHERS, True)) == timing.ROUNDS
 
 

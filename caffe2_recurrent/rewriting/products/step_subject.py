@@ -11,9 +11,6 @@ from caffe2_recurrent.rewriting import unchanged_weights
 from caffe2_recurrent.rewriting.products import kept_filters
 from caffe2_recurrent.rewriting.trials.timing import Subject
 
-# Step workspaces of a loop without a backward step and without the RNN executor, once `one_workspace` has applied.
-WORKSPACES = 1
-
 
 def subject_of(
     loop: Loop,
@@ -24,10 +21,10 @@ def subject_of(
 ) -> Subject:
     """`operators` are those of the step. If the loop may keep what is made of weights, that takes no time.
 
-    Where operators that keep filters are made in each run, they are so in each step workspace.
+    Where operators that keep filters are made in each run, they are so once, as `one_workspace` has it.
     """
     kept = unchanged_weights.made_of(loop, loop.surroundings.fed) if Keeping.WEIGHTS in loop.may_keep else []
     in_each_run = unchanged_weights.without(loop.before, kept)
     step = kept_filters.in_place(loop, list(operators))
-    anew = WORKSPACES if kept_filters.are_made_anew(loop, in_each_run) else 0
+    anew = kept_filters.are_made_anew(loop, in_each_run)
     return Subject(step, shapes, in_each_run, slices=tuple(slices), steps=steps, kept=kept, anew=anew)

@@ -5,6 +5,7 @@ from typing import Iterable, Optional
 from caffe2_recurrent.executor import ENABLE
 from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.loops.sizes import Sizes
+from caffe2_recurrent.loops.surroundings import ONE_BY_ONE
 from caffe2_recurrent.operator_arguments import WORKSPACES, argument, integer, set_arguments
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.steps import overlap
@@ -35,7 +36,7 @@ class OneWorkspace(Rule):
         if integer(loop.forward, ENABLE, 0):
             return "the RNN executor may run several of its steps at once"
         kinds = {loop.net.type} if loop.gradient is None else {loop.net.type, loop.gradient.net.type}
-        others = kinds.difference(overlap.IN_ORDER)
+        others = kinds.difference(ONE_BY_ONE)
         if others:
             return "its steps are nets of type '{}', which may not be done when the next one begins".format(min(others))
         return None

@@ -16,8 +16,11 @@ from caffe2_recurrent.rewriting.products.step_products import AS_IT_IS, GAIN, Si
 from caffe2_recurrent.rewriting.products.sums import sum_of, with_sum
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.rules.backward_loop import BackwardLoop
-from caffe2_recurrent.rewriting.steps.overlap import IN_ORDER, has_threads_given, take_executor_off, why_executor_pays
+from caffe2_recurrent.rewriting.steps.overlap import has_threads_given, take_executor_off, why_executor_pays
 from caffe2_recurrent.rewriting.steps.rows import with_rows
+
+# The types of nets that run operators in the order in which they stand.
+IN_ORDER = ("", "simple")
 
 
 class PackedProducts(Rule):

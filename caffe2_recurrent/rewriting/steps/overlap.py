@@ -7,8 +7,6 @@ from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.operator_arguments import argument, integer, remove_arguments
 
 THREADS = "rnn_executor.num_threads"
-# The types of nets that run operators in the order in which they stand.
-IN_ORDER = ("", "simple")
 
 
 def has_threads_given(loop: Loop) -> bool:

@@ -64,8 +64,8 @@ class Subject(NamedTuple):
 
     `wakes_threads`: what it takes depends on how soon the system lets another thread go on, so that what counts is not
     its best time but the usual one. `slices` are inputs of the step that are others in each of `steps` steps. What runs
-    before all that is `kept` from run to run, and takes no time. The operators of the step are made `anew` so many
-    times for all steps, among as many others as a step has.
+    before all that is `kept` from run to run, and takes no time. `anew`: whether the operators of the step are made
+    once for all steps, among as many others as a step has.
     """
 
     step: Operators
@@ -75,7 +75,7 @@ class Subject(NamedTuple):
     slices: Tuple[str, ...] = ()
     steps: int = 1
     kept: Operators = ()
-    anew: int = 0
+    anew: bool = False
 
     @property
     def size(self) -> int:
@@ -137,7 +137,7 @@ def prepared(subject: Subject) -> Iterator[Callable[[float], Seconds]]:
             for net, operators in ((once, subject.once), (step, subject.step)):
                 if any(operator.type == ATEN for operator in operators):
                     _settle(net)
-            making = subject.anew * _making(subject) if subject.anew else 0.0
+            making = _making(subject) if subject.anew else 0.0
         is_new, turns = True, subject.turns
 
         def seconds(of_interest: float) -> Seconds:
