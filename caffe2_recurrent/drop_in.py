@@ -80,6 +80,7 @@ def install(
     even_if_slower: bool = False,
     trials: bool = True,
     constant_threads: bool = False,
+    constant_weights: bool = False,
     on_report: Optional[Callable[[Report], Any]] = None,
 ) -> Installation:
     """Let everybody who uses `caffe2.python.recurrent` use ours, whether they imported it before or will later.
@@ -92,7 +93,8 @@ def install(
             `caffe2_recurrent.optimize` does, with the sizes that are known by then. The engine gets a copy, the same
             for the same net and sizes; the caller's net stays as it was built. Left as they are: nets with a loop that
             has a backward step and no gradient operator, which may come in a net of its own.
-        rules, even_if_slower, trials, constant_threads: with `optimize`: as for `caffe2_recurrent.optimize`.
+        rules, even_if_slower, trials, constant_threads, constant_weights: with `optimize`: as for
+            `caffe2_recurrent.optimize`.
         on_report: with `optimize`: a function that gets the `Report` of each net with loops, each time it comes.
 
     Returns:
@@ -102,7 +104,7 @@ def install(
         TypeError: flags that are none, rules that are no list of names, or an `on_report` that cannot be called.
         ValueError: names of no rules. Nothing is changed.
     """
-    settings = _read_settings(optimize, rules, (even_if_slower, trials, constant_threads), on_report)
+    settings = _read_settings(optimize, rules, (even_if_slower, trials, constant_threads, constant_weights), on_report)
     call = Installation()
     for module, names in _modules():
         for name, ours in _ours(names):
@@ -151,7 +153,7 @@ def _restore(change: _Change) -> None:
 
 
 def _read_settings(
-    optimize: Any, rules: Any, flags: Tuple[Any, Any, Any], on_report: Any
+    optimize: Any, rules: Any, flags: Tuple[Any, Any, Any, Any], on_report: Any
 ) -> Optional[optimized_runs.Settings]:
     """How to optimise the nets that are run; None if they are not to be."""
     types, values = Problems("install"), Problems("install")

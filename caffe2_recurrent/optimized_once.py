@@ -12,6 +12,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent import workspace_blobs
 from caffe2_recurrent.operators import read_before_written
 from caffe2_recurrent.rewriting import Report, optimize_proto
+from caffe2_recurrent.rewriting.promises import Promises
 from caffe2_recurrent.rewriting.rule import Rule
 
 # How many nets are kept, the last ones used: those of one script are few.
@@ -24,6 +25,7 @@ class Flags(NamedTuple):
     even_if_slower: bool
     trials: bool
     constant_threads: bool
+    constant_weights: bool
 
 
 class Optimizer:
@@ -41,7 +43,8 @@ class Optimizer:
             known, report = self._known[key]
             net.CopyFrom(known)
             return report
-        report = optimize_proto(net, None, self._rules, {}, False, *self._flags)
+        even_if_slower, trials, *promises = self._flags
+        report = optimize_proto(net, None, self._rules, {}, False, even_if_slower, trials, Promises(*promises))
         copy = caffe2_pb2.NetDef()
         copy.CopyFrom(net)
         self._known[key] = copy, report

@@ -36,7 +36,11 @@ def force(monkeypatch, way):
 def promise_constant_threads(monkeypatch):
     """That numbers of threads stay, for all nets that are optimised."""
     may_be_kept = net_pass._what_may_be_kept
-    monkeypatch.setattr(net_pass, "_what_may_be_kept", lambda loop, constant_threads: may_be_kept(loop, True))
+    monkeypatch.setattr(
+        net_pass,
+        "_what_may_be_kept",
+        lambda loop, promises: may_be_kept(loop, promises._replace(constant_threads=True)),
+    )
 
 
 def numbers_matter(monkeypatch, is_so):

@@ -569,7 +569,7 @@ def test_few_nets_are_remembered(optimised, monkeypatch):
     assert optimised == ["first", "second", "third", "second", "third"]
 
 
-def test_a_promise_about_threads_is_passed_on(monkeypatch):
+def test_promises_are_passed_on(monkeypatch):
     model, _ = support.lstm()
     seen = []
 
@@ -580,12 +580,15 @@ def test_a_promise_about_threads_is_passed_on(monkeypatch):
     monkeypatch.setattr(optimized_once, "optimize_proto", optimize_proto)
     with installed([], constant_threads=True, trials=False):
         workspace.RunNetOnce(model.net)
+    with installed([], constant_weights=True):
+        workspace.RunNetOnce(model.net)
     with installed([]):
         workspace.RunNetOnce(model.net)
-    flags = ("dry_run", "even_if_slower", "trials", "constant_threads")
+    flags = ("dry_run", "even_if_slower", "trials", "promises")
     assert [tuple(call[flag] for flag in flags) for call in seen] == [
-        (False, True, False, True),
-        (False, True, True, False),
+        (False, True, False, (True, False)),
+        (False, True, True, (False, True)),
+        (False, True, True, (False, False)),
     ]
 
 

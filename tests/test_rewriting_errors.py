@@ -175,7 +175,7 @@ def test_shapes_of_what_is_no_blob():
     assert refused(shapes={3: (1, 2)}) == "optimize: shapes maps blobs or their names; got 3 of type int"
 
 
-@pytest.mark.parametrize("flag", ["dry_run", "even_if_slower", "trials", "constant_threads"])
+@pytest.mark.parametrize("flag", ["dry_run", "even_if_slower", "trials", "constant_threads", "constant_weights"])
 @pytest.mark.parametrize("value", ["no", 2, None, 1.0], ids=repr)
 def test_flags(flag, value):
     expected = "optimize: {} must be True or False; got {!r} of type {}".format(flag, value, type(value).__name__)
@@ -225,13 +225,21 @@ def test_a_receiver_of_reports_that_is_none():
 
 def test_rules_of_install_that_are_none():
     with pytest.raises(TypeError) as caught:
-        install(optimize=True, rules=["lstm_unit", 3], even_if_slower="yes", trials="no", constant_threads="no")
+        install(
+            optimize=True,
+            rules=["lstm_unit", 3],
+            even_if_slower="yes",
+            trials="no",
+            constant_threads="no",
+            constant_weights="no",
+        )
     assert str(caught.value) == listed(
         "install",
         "rules must be a list of names; it has 3 of type int",
         "even_if_slower must be True or False; got 'yes' of type str",
         "trials must be True or False; got 'no' of type str",
         "constant_threads must be True or False; got 'no' of type str",
+        "constant_weights must be True or False; got 'no' of type str",
     )
 
 

@@ -419,7 +419,7 @@ def test_a_trial_decides(monkeypatch, place, times, is_better):
     monkeypatch.setattr(trial, "in_turn", lambda subjects: {name: found[name] for name in subjects})
     (site,) = rule.sites(loop)
     assert rule.refusal(loop, site, sizes) is None
-    expected = "to see whether weights have changed takes as long as what is made of them"
+    expected = "to see whether weights have changed takes as long as what is made of weights"
     assert rule.loss(loop, site, sizes) == (None if is_better else expected)
 
 

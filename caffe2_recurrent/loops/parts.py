@@ -12,9 +12,10 @@ from caffe2.proto import caffe2_pb2
 
 class Keeping(enum.IntFlag):
     """What may outlive the operators that make it: filters that oneDNN lays out, for the steps of a run
-    (`kept_filters.py`); what is made of weights, for other runs (`unchanged_weights.py`); what oneDNN has planned for
-    a number of threads, where plans depend on that (`onednn_convolutions.py`); and that number, which is set in front
-    of the loop, for steps that run in the same thread (`thread_numbers.py`).
+    (`kept_filters.py`); what is made of weights, for other runs (`unchanged_weights.py`), or for all others, whatever
+    becomes of the weights; what oneDNN has planned for a number of threads, where plans depend on that
+    (`onednn_convolutions.py`); and that number, which is set in front of the loop, for steps that run in the same
+    thread (`thread_numbers.py`).
     """
 
     NOTHING = 0
@@ -22,6 +23,7 @@ class Keeping(enum.IntFlag):
     WEIGHTS = 2
     PLANS = 4
     NUMBER = 8
+    FOR_GOOD = 16
 
 
 class Parameter(NamedTuple):

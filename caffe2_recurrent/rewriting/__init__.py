@@ -21,6 +21,7 @@ from caffe2_recurrent.operator_arguments import nets_of
 from caffe2_recurrent.operators import LOOPS
 from caffe2_recurrent.problems import Problems, given, meant
 from caffe2_recurrent.rewriting.net_pass import rewritten
+from caffe2_recurrent.rewriting.promises import Promises
 from caffe2_recurrent.rewriting.report import Refusal, Report, Rewrite
 from caffe2_recurrent.rewriting.rule import Rule
 from caffe2_recurrent.rewriting.rules import RULES
@@ -42,6 +43,7 @@ def optimize(
     trials: bool = True,
     constant_threads: bool = False,
     without: Optional[Iterable[str]] = None,
+    constant_weights: bool = False,
 ) -> Report:
     """Rewrite the loops of a finished net, in place, so that they run faster.
 
@@ -67,6 +69,10 @@ def optimize(
             that have it.
         without: names of rules to leave out, default none; like `['unrolled_steps']` for batches of many lengths, as
             what it writes out is for one number of steps.
+        constant_weights: True to promise that the weights of loops that are not trained stay what they are in the first
+            run of the net that ends without an error, as those of one that serves do. Then what is made of them is made
+            until that run alone, and later they are not compared with copies. Where the promise is not kept, results
+            are neither of the first weights nor of the new ones, until the net is created anew.
 
     Returns:
         A `Report`: `counts` by rule, `rewrites`, `refusals` with their reasons. `print` it.
@@ -85,7 +91,10 @@ def optimize(
     dry_run = read_flag("dry_run", dry_run, types)
     even_if_slower = read_flag("even_if_slower", even_if_slower, types)
     trials = read_flag("trials", trials, types)
-    constant_threads = read_flag("constant_threads", constant_threads, types)
+    promises = Promises(
+        read_flag("constant_threads", constant_threads, types),
+        read_flag("constant_weights", constant_weights, types),
+    )
     left_out = [] if without is None else read_rules("without", without, types, values)
     chosen = [rule for rule in read_rules("rules", rules, types, values) if rule not in left_out]
     types.raise_if_any(TypeError)
@@ -94,8 +103,7 @@ def optimize(
         check_shapes(known_shapes, proto, init_net_of(model_or_net), list(read_loops(proto).values()), values)
     values.raise_if_any()
     init_net = init_net_of(model_or_net)
-    flags = (dry_run, even_if_slower, trials, constant_threads)
-    report = optimize_proto(proto, init_net, chosen, known_shapes, *flags)
+    report = optimize_proto(proto, init_net, chosen, known_shapes, dry_run, even_if_slower, trials, promises)
     if report.total and not dry_run and proto.name in workspace.C.nets():
         warnings.warn(CREATED_BEFORE.format(proto.name), stacklevel=2)
     return report
@@ -109,11 +117,11 @@ def optimize_proto(
     dry_run: bool,
     even_if_slower: bool,
     trials: bool,
-    constant_threads: bool = False,
+    promises: Promises,
 ) -> Report:
     """As `optimize`, with arguments that have been checked."""
     sizes = find_sizes(proto, init_net, shapes)
-    operators, report = rewritten(proto, rules, sizes, even_if_slower, dry_run, trials, constant_threads)
+    operators, report = rewritten(proto, rules, sizes, even_if_slower, dry_run, trials, promises)
     if report.total and not dry_run:
         _replace_operators(proto, operators)
     return report

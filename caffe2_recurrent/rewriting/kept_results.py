@@ -3,12 +3,19 @@
     operators  =>  is this the first run of the net, or is a blob not equal to its copy?
                    if so: operators; copies of the blobs
 
-Each net makes them anew in its first run, which an operator that counts its own runs tells.
+Each net makes them anew in its first run, which an operator that counts its own runs tells; or only then, where what
+they are made of is said to stay:
+
+    operators; others that read what they make
+
+    =>  is this the first run of the net?   if so: they are missing
+        are they missing?                   if so: operators
+        others;  they are not missing
 
 Source: caffe2/operators/histogram_op.cc.
 """
 
-from typing import List, Mapping, Sequence
+from typing import List, Mapping, Sequence, Tuple
 
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core
@@ -64,20 +71,38 @@ def when_changed(
     ]
 
 
+def when_missing(
+    loop: Loop, inputs: Sequence[str], made: Operators, results: Sequence[str], missing: str, rest: Operators
+) -> Operators:
+    """`made`, to be run in the first run of a net that does not fail until the end of `rest`, which reads `results`.
+
+    `missing` is to stay as these do.
+    """
+    is_first, counting = _in_first_run(loop)
+
+    def saying(value: bool) -> caffe2_pb2.OperatorDef:
+        return operator_of(loop, "ConstantFill", [], [missing], shape=[1], value=value, dtype=core.DataType.BOOL)
+
+    at_last = saying(False)
+    at_last.control_input.extend(rest[-1].output[:1] if rest else ())
+    return [
+        *counting,
+        operator_of(loop, "If", [is_first], [missing], then_net=net_of("first_run", [saying(True)])),
+        operator_of(loop, "If", [missing, *inputs], results, then_net=net_of(WHEN_CHANGED, made)),
+        *rest,
+        at_last,
+    ]
+
+
 def _comparing(
     loop: Loop, ways: Mapping[str, str], copies: Mapping[str, str], emptying: Operators, is_changed: str
 ) -> Operators:
     """Operators that say in `is_changed` whether the net runs for the first time, or blobs differ from the copies."""
-    names = ("run", "bins", "runs", "first_run", "as_first", "is_first")
-    run, bins, runs, first, is_as_first, is_first = (loop.new_blob("kept_" + name) for name in names)
+    is_first, counting = _in_first_run(loop)
     true = {"value": True, "dtype": core.DataType.BOOL}
     always = [operator_of(loop, "ConstantFill", [], [is_changed], shape=[1], **true), *emptying]
     return [
-        operator_of(loop, "ConstantFill", [], [run], shape=[1], value=IN_BIN),
-        operator_of(loop, COUNTING, [run], [bins, runs], **BIN),
-        operator_of(loop, "GivenTensorInt64Fill", [], [first], shape=[len(FIRST)], values=FIRST),
-        operator_of(loop, ATEN, [runs, first], [is_as_first], operator="equal"),
-        same_weights.is_one_of(loop, is_as_first, 1, is_first),
+        *counting,
         # Outputs of it, the copies are there when the operators that compare them are made.
         operator_of(
             loop,
@@ -87,4 +112,17 @@ def _comparing(
             then_net=net_of("first_run", always),
             else_net=net_of("later_run", same_weights.compare(loop, ways, copies, is_changed)),
         ),
+    ]
+
+
+def _in_first_run(loop: Loop) -> Tuple[str, Operators]:
+    """A bool, and the operators that say in it whether the net runs for the first time."""
+    names = ("run", "bins", "runs", "first_run", "as_first", "is_first")
+    run, bins, runs, first, is_as_first, is_first = (loop.new_blob("kept_" + name) for name in names)
+    return is_first, [
+        operator_of(loop, "ConstantFill", [], [run], shape=[1], value=IN_BIN),
+        operator_of(loop, COUNTING, [run], [bins, runs], **BIN),
+        operator_of(loop, "GivenTensorInt64Fill", [], [first], shape=[len(FIRST)], values=FIRST),
+        operator_of(loop, ATEN, [runs, first], [is_as_first], operator="equal"),
+        same_weights.is_one_of(loop, is_as_first, 1, is_first),
     ]

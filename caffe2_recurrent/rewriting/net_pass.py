@@ -12,6 +12,7 @@ from caffe2_recurrent.operator_arguments import has_nets
 from caffe2_recurrent.operators import GRADIENT_OPERATOR, LINK, OPERATOR, is_backward_of
 from caffe2_recurrent.rewriting import exposed_gradients, memory_names, passes, turning, unchanged_weights
 from caffe2_recurrent.rewriting.products import kept_filters, thread_numbers
+from caffe2_recurrent.rewriting.promises import Promises
 from caffe2_recurrent.rewriting.report import Refusal, Report, Rewrite
 from caffe2_recurrent.rewriting.rule import Rule
 from caffe2_recurrent.rewriting.steps import own_state, step_shapes
@@ -30,7 +31,7 @@ def rewritten(
     even_if_slower: bool,
     dry_run: bool,
     trials: bool,
-    constant_threads: bool,
+    promises: Promises,
 ) -> Tuple[Operators, Report]:
     """The operators that `net` has with its loops rewritten, and what was done. `net` is left as it is."""
     loops = read_loops(net)
@@ -46,7 +47,7 @@ def rewritten(
         loop.known.rows |= with_rows(loop, sizes)
         loop.known.columns.update(step_shapes.columns(loop, sizes))
         loop.rules = frozenset(rule.name for rule in rules)
-        loop.may_keep = _what_may_be_kept(loop, constant_threads)
+        loop.may_keep = _what_may_be_kept(loop, promises)
         with trial.trying(trials):
             loop.turns = not even_if_slower and turning.pays(loop, rules, sizes)
             made, left = passes.apply_all(rules, loop, sizes, even_if_slower)
@@ -91,10 +92,12 @@ def waiting(made: Operators, before: Operators) -> Operators:
     return made
 
 
-def _what_may_be_kept(loop: Loop, constant_threads: bool) -> Keeping:
+def _what_may_be_kept(loop: Loop, promises: Promises) -> Keeping:
     of_weights = Keeping.WEIGHTS if unchanged_weights.may_be_kept(loop) else Keeping.NOTHING
+    if of_weights and promises.constant_weights:
+        of_weights |= Keeping.FOR_GOOD
     is_for_two = BACKWARD_LOOP in loop.rules if loop.gradient is not None else not loop.has_backward_step
-    if not constant_threads and thread_numbers.matter():
+    if not promises.constant_threads and thread_numbers.matter():
         return of_weights
     of_threads = Keeping.PLANS | (Keeping.NUMBER if loop.surroundings.is_in_order else Keeping.NOTHING)
     return of_weights | of_threads | (Keeping.FILTERS if is_for_two else Keeping.NOTHING)

@@ -3,8 +3,8 @@
     operators  =>  is this the first run of the net, or is a weight not equal to its copy?
                    if so: copies of the weights; operators
 
-What they make stays in its blobs. The names of these end in a hash of the operators, so that no net finds there what
-others have made.
+Or in the first run alone, where the caller promises that the weights stay. What they make stays in its blobs. The names
+of these end in a hash of the operators, so that no net finds there what others have made.
 """
 
 import zlib
@@ -97,18 +97,18 @@ def guarded(loop: Loop, operators: Operators) -> Operators:
 def when_changed(loop: Loop, weights: Mapping[str, str], made: Operators, rest: Operators) -> Operators:
     """`made`, to be run when `weights` have changed, and `rest`, which reads what it makes.
 
-    With the weights comes how they are compared (`same_weights.way`).
+    With the weights comes how they are compared (`same_weights.way`), unless they are not (`Keeping.FOR_GOOD`).
     """
     ending = "_{:08x}".format(zlib.crc32(caffe2_pb2.NetDef(op=made).SerializeToString()))
     written = {blob for operator in made for blob in operator.output}
     read = dict.fromkeys(blob for operator in rest for blob in names_of(operator) if blob in written)
     results = {blob: loop.new_blob(blob + ending) for blob in read}
+    laid_out, rest = [renamed(operator, results) for operator in made], [_reading(other, results) for other in rest]
+    if Keeping.FOR_GOOD in loop.may_keep:
+        missing = loop.new_blob("kept_missing" + ending)
+        return kept_results.when_missing(loop, list(weights), laid_out, list(results.values()), missing, rest)
     copies = {weight: loop.new_blob(weight + "_seen" + ending) for weight in weights}
-    laid_out = [renamed(operator, results) for operator in made]
-    return [
-        *kept_results.when_changed(loop, weights, copies, laid_out, list(results.values())),
-        *(_reading(operator, results) for operator in rest),
-    ]
+    return [*kept_results.when_changed(loop, weights, copies, laid_out, list(results.values())), *rest]
 
 
 def _reading(operator: caffe2_pb2.OperatorDef, results: Dict[str, str]) -> caffe2_pb2.OperatorDef:

@@ -70,5 +70,5 @@ def _seconds_of_comparing(loop: Loop, weights: str, sizes: Sizes) -> float:
     if weights in unchanged_weights.found(loop, sizes):
         return 0.0
     transposing = new_operator("Transpose", [weights], [weights + "_transposed"], loop.forward)
-    found = seconds([transposing], [weights], sizes)
+    found = seconds([transposing], [weights], sizes, loop.may_keep)
     return 0.0 if found is None else found[WHEN_CHANGED].step

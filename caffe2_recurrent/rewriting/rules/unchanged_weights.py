@@ -7,6 +7,7 @@ from typing import Dict, Iterable, Optional, Tuple
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.parts import Keeping
 from caffe2_recurrent.loops.sizes import Shape, Sizes
 from caffe2_recurrent.operators import read_before_written
 from caffe2_recurrent.rewriting import same_weights, unchanged_weights
@@ -23,6 +24,11 @@ class UnchangedWeights(Rule):
     """operators of weights alone; RecurrentNetwork
 
     =>  if this is the first run, or a weight is not equal to its copy: copies of the weights; the operators
+        RecurrentNetwork
+
+    with `constant_weights`
+
+    =>  if this is the first run: the operators
         RecurrentNetwork
 
     Other rules scale, join, transpose and lay out weights once per run. A net that serves has the same ones in all
@@ -50,11 +56,12 @@ class UnchangedWeights(Rule):
         if any(loop.workspaces in operator.output for operator in made):
             # To make operators of steps anew with it, which no trial sees, takes longer than to compare any weights.
             return None
-        found = seconds(made, weights, sizes)
+        found = seconds(made, weights, sizes, loop.may_keep)
         if found is None:
             return "what is made of weights cannot be tried with arbitrary numbers"
         if GAIN * found[WHEN_CHANGED].step > found[IN_EACH_RUN].step:
-            return "to see whether weights have changed takes as long as what is made of them"
+            asked = "this is the first run" if Keeping.FOR_GOOD in loop.may_keep else "weights have changed"
+            return "to see whether {} takes as long as what is made of weights".format(asked)
         return None
 
     def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
@@ -62,11 +69,15 @@ class UnchangedWeights(Rule):
 
 
 def seconds(
-    made: Iterable[caffe2_pb2.OperatorDef], weights: Iterable[str], sizes: Sizes
+    made: Iterable[caffe2_pb2.OperatorDef], weights: Iterable[str], sizes: Sizes, may_keep: Keeping
 ) -> Optional[Dict[str, Seconds]]:
-    """The time of operators that depend on `weights` alone, in each run and where these have not changed."""
+    """The time of operators that depend on `weights` alone, in each run and where these have not changed.
+
+    `may_keep` as loops have it.
+    """
     of_weights = tuple((weight, sizes.shape(weight), way) for weight, way in _ways(weights, sizes).items())
-    found: Optional[Dict[str, Seconds]] = _tried(bytes(caffe2_pb2.NetDef(op=made).SerializeToString()), of_weights)
+    operators = bytes(caffe2_pb2.NetDef(op=made).SerializeToString())
+    found: Optional[Dict[str, Seconds]] = _tried(operators, of_weights, may_keep & Keeping.FOR_GOOD)
     return found
 
 
@@ -75,12 +86,14 @@ def _ways(weights: Iterable[str], sizes: Sizes) -> Dict[str, str]:
 
 
 @trial.remembered
-def _tried(made: bytes, of_weights: Tuple[Tuple[str, Optional[Shape], str], ...]) -> Optional[Dict[str, Seconds]]:
+def _tried(
+    made: bytes, of_weights: Tuple[Tuple[str, Optional[Shape], str], ...], may_keep: Keeping
+) -> Optional[Dict[str, Seconds]]:
     operators = list(caffe2_pb2.NetDef.FromString(made).op)
     # They would not be known to be weights otherwise.
     weights = {weight: shape for weight, shape, _ in of_weights if shape is not None}
     ways = {weight: way for weight, shape, way in of_weights if shape is not None}
-    loop = trial.lone_loop([*weights, *read_before_written(operators)])
+    loop = trial.lone_loop([*weights, *read_before_written(operators)], may_keep=may_keep)
     guarded = unchanged_weights.when_changed(loop, ways, operators, [])
     subjects = {
         IN_EACH_RUN: functools.partial(Subject, operators, weights),
