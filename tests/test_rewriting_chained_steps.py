@@ -18,7 +18,6 @@ from caffe2_recurrent.loops.reading import read_loops
 from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.operators import LINK
 from caffe2_recurrent.rewriting import calling_thread, chains, turning
-from caffe2_recurrent.rewriting.products import thread_numbers
 from caffe2_recurrent.rewriting.rules import executor_threads, unrolled_steps
 from caffe2_recurrent.rewriting.rules.unrolled_steps import UnrolledSteps
 from caffe2_recurrent.rewriting.trials.timing import Seconds
@@ -404,16 +403,6 @@ def test_few_operators_stay_as_they_are(flag, monkeypatch):
     assert loop_reasons(model=model) == [("steps", "it has too few operators")]
     monkeypatch.setattr(chains, "FEWEST", 8)
     assert loop_reasons(model=model) != [("steps", "it has too few operators")]
-
-
-def test_filters_for_a_number_of_threads(backward_loops, monkeypatch):
-    monkeypatch.setattr(thread_numbers, "matter", lambda: True)
-    model, _ = support.lstm(gradients=False, forward_only=True)
-    found = loop_reasons(LOOPS, model, even_if_slower=True, constant_threads=True)
-    assert found in (
-        [],  # no product that keeps filters
-        [("steps", "its filters are for the number of OpenMP's threads of the thread that calls it")],
-    )
 
 
 def refused(operator):

@@ -1049,6 +1049,8 @@ def test_what_a_chain_would_gain_counts_where_there_is_none(monkeypatch):
     assert step_products.seconds_of_step(size, KEPT_FILTERS, 4) == 1.5 + more
     assert step_products.seconds_of_step(size, KEPT_FILTERS, None) == 1.0 + more
     assert step_products.seconds_of_step(size, onednn.CONVOLUTION, 4) == 3.0
+    stays = size._replace(may_keep=Keeping.FILTERS | Keeping.WEIGHTS)
+    assert step_products.seconds_of_step(stays, KEPT_FILTERS, 4) == 1.5
 
 
 @NUMBERS

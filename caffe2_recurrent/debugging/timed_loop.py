@@ -88,6 +88,8 @@ def timed_runs(loop: Loop, blobs: Blobs, runs: int) -> List[Run]:
         # As in front of the loop, where steps do not do it themselves.
         for operator in [*thread_numbers.set_at_once("number"), *loop.surroundings.laying_out]:
             workspace.RunOperatorOnce(operator)
+        for blob in thread_numbers.to_be_set(loop.operators):
+            workspace.FeedBlob(blob, np.ones(1, dtype=bool))
         for way in ways:
             way.net.external_input.extend(blobs)
             way.net.external_input.extend(blob for operator in loop.surroundings.laying_out for blob in operator.output)

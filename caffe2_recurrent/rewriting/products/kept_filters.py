@@ -134,8 +134,12 @@ def are_right(inner: int, outer: int) -> bool:
 
 def need_one_thread(operators: Sequence[caffe2_pb2.OperatorDef]) -> bool:
     """Whether steps of a net of `operators` keep filters for a number of threads that others of these have set."""
-    keep = any(are_in(net.op) for operator in operators for net in nets_of(operator))
-    return keep and any(map(thread_numbers.sets, operators))
+    return _have_some_inside(operators) and any(map(thread_numbers.sets, operators))
+
+
+def _have_some_inside(operators: Iterable[caffe2_pb2.OperatorDef]) -> bool:
+    """Whether nets of `operators` have some, which in a chain may be in nets of their own."""
+    return any(are_in(net.op) or _have_some_inside(net.op) for operator in operators for net in nets_of(operator))
 
 
 def are_made_anew(loop: Loop, operators: Iterable[caffe2_pb2.OperatorDef]) -> bool:
@@ -185,8 +189,10 @@ def in_place(
             if shown(source) in operator.input:
                 # Likewise.
                 operator.control_input.append(source)
-    if keeps and keeping and not thread_numbers.is_set_before(loop):
-        made[:0] = thread_numbers.set_at_once(keeping[0].output[0] + "_number")
+    if keeps and keeping:
+        number = keeping[0].output[0] + "_number"
+        in_each_step = [] if thread_numbers.is_set_before(loop) else thread_numbers.set_at_once(number)
+        made[:0] = thread_numbers.set_in_first_step(loop) or in_each_step
     return made
 
 

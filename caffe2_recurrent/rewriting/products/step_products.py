@@ -23,7 +23,7 @@ PRODUCTS = frozenset([FC, TRANSPOSED, MULTIPLICATION])
 # A product must become faster by this factor: less is within the error of a trial.
 GAIN = 1.1
 # Seconds that a step takes more which is no chain of operators, as those are not that keep filters for a number of
-# threads (`chained_steps.py`): lines of log for a dozen of them.
+# threads and are trained (`chained_steps.py`): lines of log for a dozen of them.
 LINES = 4e-6
 AS_IT_IS = "as it is"
 # What they are called in a trial.
@@ -144,8 +144,9 @@ def read_product(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes, bat
 def seconds_of_step(size: Size, way: str, steps: Optional[int]) -> float:
     """The time of the product in a step, with its share of what has to be done once for all `steps`."""
     found = tried(size, way)
-    forfeits = way == product_ways.KEPT_FILTERS and thread_numbers.matter() and calling_thread.runs_chains()
-    return (found.of_step(steps) if steps else found.step) + (LINES if forfeits else 0.0)
+    is_no_chain = way == product_ways.KEPT_FILTERS and thread_numbers.matter() and Keeping.WEIGHTS not in size.may_keep
+    lines = LINES if is_no_chain and calling_thread.runs_chains() else 0.0
+    return (found.of_step(steps) if steps else found.step) + lines
 
 
 def tried(size: Size, way: str) -> Seconds:

@@ -12,6 +12,7 @@ from caffe2_recurrent.rewriting import backward_pass, calling_thread, chains
 from caffe2_recurrent.rewriting.products import kept_filters, thread_numbers
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.steps import overlap
+from caffe2_recurrent.step_workspaces import workspaces_in_turn
 
 WRITTEN_OUT = "steps that are written out"
 STEPS = {STEP_NET: "steps", BACKWARD_STEP_NET: "steps of the backward pass"}
@@ -48,8 +49,10 @@ class ChainedSteps(Rule):
             return "each of its steps has a workspace of its own, and would have such a net"
         operators = _operators(loop, site.where)
         if kept_filters.are_in(operators) and thread_numbers.matter():
-            # In a process without the flag nothing has set that number in the thread of the chain.
-            return "its filters are for the number of OpenMP's threads of the thread that calls it"
+            if not kept_filters.stay(loop):
+                return "its operators are made anew in each run, and those of such a net take longer to make"
+            if workspaces_in_turn(loop.forward) > 1:
+                return "its filters are for a number of OpenMP's threads, which is set in one of its workspaces alone"
         return chains.why_not(operators)
 
     def loss(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
@@ -66,6 +69,8 @@ class ChainedSteps(Rule):
         if site.where is not None:
             # Its steps would wait for each other by links only, of which there are none beside the chain.
             overlap.take_executor_off(loop)
+            if kept_filters.are_in(_operators(loop, site.where)) and thread_numbers.matter():
+                thread_numbers.set_in_chain(loop)
             loop.chained[site.where] = next(iter(loop.chained.values()), None) or chains.add_always(loop)
             return
         assert loop.unrolled is not None
