@@ -210,7 +210,7 @@ def collect(options: argparse.Namespace, keep: Callable[[Results], object] = lam
             if section in BY_THREADS:
                 found[section][reporting.APART] = True
                 for record in found[section]["records"]:
-                    record.update({reporting.CHAINS: FLAG, reporting.CONSTANT: True})
+                    record.update({reporting.CHAINS: FLAG, reporting.CONSTANT: True, reporting.CONSTANT_WEIGHTS: True})
             keep({"sections": found})
     finally:
         set_threads(before)

@@ -258,7 +258,8 @@ class Layer:
                 raise RuntimeError("the package has no optimize")
             shapes = {name: list(value.shape) for name, value in fed.items()}
             options: Dict[str, Any] = {"without": without} if without else {}
-            report = optimize(self.model, shapes=shapes, constant_threads=_are_constant(current_threads()), **options)
+            promises = {"constant_threads": _are_constant(current_threads()), "constant_weights": pass_ == FORWARD}
+            report = optimize(self.model, shapes=shapes, **promises, **options)
             self.rewritten = report.total
         set_executor_threads(self.model.net, threads)
         workspace.CreateNet(self.model.net)

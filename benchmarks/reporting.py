@@ -16,7 +16,7 @@ APART = "apart"
 # Of records: what Caffe2 was started with, so that the calling thread runs chains of operators.
 CHAINS = "chains"
 # Whether nets were optimised for a number of threads that stays.
-CONSTANT = "constant_threads"
+CONSTANT, CONSTANT_WEIGHTS = "constant_threads", "constant_weights"
 BY_BEST = "best times"
 BY_MEDIAN = "medians over the rounds of the ratio within one round"
 OR_OF_MEDIANS = (
@@ -226,6 +226,9 @@ def _started(records: Sequence[Record]) -> Iterator[str]:
         yield "Caffe2 is started with `{}`{}.".format(flag, _older(records, CHAINS))
     if any(CONSTANT in record for record in records):
         yield "Nets are optimised with `constant_threads=True`{}.".format(_older(records, CONSTANT))
+    if any(CONSTANT_WEIGHTS in record for record in records):
+        older = _older(records, CONSTANT_WEIGHTS)
+        yield "Those of a forward pass are so with `constant_weights=True`{}.".format(older)
 
 
 def _older(records: Sequence[Record], key: str) -> str:

@@ -62,14 +62,19 @@ def without_optimize(monkeypatch):
     monkeypatch.setattr(caffe2_recurrent, "optimize", None, raising=False)
 
 
+def has_gradients(model):
+    return any(operator.type == "RecurrentNetworkGradient" for operator in model.net.Proto().op)
+
+
 @pytest.fixture
 def with_optimize(monkeypatch):
     """An `optimize` that changes nothing, and what it was called with."""
     calls = []
     nothing_done = caffe2_recurrent.optimize(core.Net("empty"))
 
-    def optimize(model_or_net, rules=None, shapes=None, dry_run=False, constant_threads=False, without=None):
+    def optimize(model_or_net, rules=None, shapes=None, dry_run=False, without=None, **promises):
         calls.append((model_or_net, shapes))
+        assert promises["constant_weights"] == (not has_gradients(model_or_net))
         return nothing_done
 
     monkeypatch.setattr(caffe2_recurrent, "optimize", optimize, raising=False)
@@ -293,6 +298,7 @@ def test_the_introduction_says_how_these_numbers_were_measured(apart):
     [
         (reporting.CHAINS, "--flag=1", "Caffe2 is started with `--flag=1`{}."),
         (reporting.CONSTANT, True, "Nets are optimised with `constant_threads=True`{}."),
+        (reporting.CONSTANT_WEIGHTS, True, "Those of a forward pass are so with `constant_weights=True`{}."),
     ],
 )
 def test_the_introduction_says_what_caffe2_and_optimize_were_told(key, value, said):
@@ -997,7 +1003,7 @@ def test_a_tiny_run_times_all_candidates(request):
     for entry in found["records"]:
         candidates = {STOCK, OURS, OPTIMISED} | ({TORCH, PRODUCTS, OPERATORS} if entry["cell"] == "LSTM" else set())
         assert set(entry["seconds"]) == candidates and entry[reporting.CHAINS] == bench.FLAG
-        assert entry[reporting.CONSTANT]
+        assert entry[reporting.CONSTANT] and entry[reporting.CONSTANT_WEIGHTS]
         for variants in entry["seconds"].values():
             assert all(seconds > 0 for rounds in variants.values() for seconds in rounds)
     assert workspace.CurrentWorkspace() == "default"
