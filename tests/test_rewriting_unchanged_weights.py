@@ -16,7 +16,7 @@ from caffe2_recurrent.loops.reading import read_loops
 from caffe2_recurrent.loops.sizes import find_sizes
 from caffe2_recurrent.rewriting import kept_results, same_weights
 from caffe2_recurrent.rewriting.products import step_products
-from caffe2_recurrent.rewriting.rules import transposed_weights
+from caffe2_recurrent.rewriting.rules import unchanged_weights
 from caffe2_recurrent.rewriting.rules.unchanged_weights import IN_EACH_RUN, WHEN_CHANGED
 from caffe2_recurrent.rewriting.trials import trial
 from caffe2_recurrent.rewriting.trials.timing import Seconds
@@ -447,7 +447,7 @@ def test_what_something_else_changes_in_its_place(place):
 def test_to_compare_weights_is_a_price_of_transposing_them(monkeypatch, others, comparing, is_taken):
     """Unless others have them compared already; its share of nine steps is as much as there is to gain by one."""
     monkeypatch.setattr(step_products, "tried", lambda size, way: Seconds(0.0, 1.0 if way == "FCTransposed" else 2.0))
-    monkeypatch.setattr(transposed_weights, "seconds", lambda *_: {WHEN_CHANGED: Seconds(0.0, comparing)})
+    monkeypatch.setattr(unchanged_weights, "seconds", lambda *_: {WHEN_CHANGED: Seconds(0.0, comparing)})
     model = forward()
     (loop,) = read_loops(model.net.Proto()).values()
     loop.may_keep = Keeping.WEIGHTS

@@ -25,11 +25,10 @@ from caffe2_recurrent.rewriting import same_weights
 from caffe2_recurrent.rewriting.emit import ATEN
 from caffe2_recurrent.rewriting.same_weights import ONE_OF, net_of, operator_of
 
-# A histogram of one bin over all its runs: of one number, `[0, 1, 0]` behind the first.
+# A histogram of one bin over all its runs: of one number, `[0, n, 0]` behind the n-th.
 COUNTING = "AccumulateHistogram"
 BIN = {"lower_bound": 0.0, "upper_bound": 1.0, "num_buckets": 1}
 IN_BIN = 0.5
-FIRST = [0, 1, 0]
 
 Operators = List[caffe2_pb2.OperatorDef]
 
@@ -117,12 +116,11 @@ def _comparing(
 
 def _in_first_run(loop: Loop) -> Tuple[str, Operators]:
     """A bool, and the operators that say in it whether the net runs for the first time."""
-    names = ("run", "bins", "runs", "first_run", "as_first", "is_first")
-    run, bins, runs, first, is_as_first, is_first = (loop.new_blob("kept_" + name) for name in names)
+    names = ("run", "bins", "runs", "are_first", "is_first")
+    run, bins, runs, are_first, is_first = (loop.new_blob("kept_" + name) for name in names)
     return is_first, [
         operator_of(loop, "ConstantFill", [], [run], shape=[1], value=IN_BIN),
         operator_of(loop, COUNTING, [run], [bins, runs], **BIN),
-        operator_of(loop, "GivenTensorInt64Fill", [], [first], shape=[len(FIRST)], values=FIRST),
-        operator_of(loop, ATEN, [runs, first], [is_as_first], operator="equal"),
-        same_weights.is_one_of(loop, is_as_first, 1, is_first),
+        same_weights.is_one_of(loop, runs, 1, are_first),
+        operator_of(loop, "Slice", [are_first], [is_first], starts=[1], ends=[2]),
     ]

@@ -64,7 +64,7 @@ def compare(loop: Loop, ways: Mapping[str, str], copies: Mapping[str, str], resu
 
 
 def is_one_of(loop: Loop, blob: str, value: int, result: str) -> caffe2_pb2.OperatorDef:
-    """Whether the whole number in `blob` is `value`, as the bool that an `If` wants."""
+    """Whether whole numbers in `blob` are `value`, as bools, of which an `If` wants one."""
     return operator_of(loop, ONE_OF, [blob], [result], value=[value], dtype=core.DataType.INT64)
 
 

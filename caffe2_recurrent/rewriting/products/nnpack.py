@@ -6,7 +6,7 @@ image is the weights, the filters are the rows:
 
     Y[n, m] = sum over k of X[n, k] W[k, m]     image [1, K, 1, M],  filters [N, K, 1, 1],  result [1, N, 1, M]
 
-Several matrices are as many images.
+Several matrices are as many images. A product over all steps, outside of the loop, is had likewise, of all rows.
 
 Source: caffe2/contrib/nnpack/nnpack_ops.cc, caffe2/operators/conv_op_shared.cc; src/x86_64-fma/blas/conv1x1.py of
 NNPACK.
@@ -23,6 +23,7 @@ from caffe2_recurrent.operators import new_operator
 from caffe2_recurrent.rewriting.emit import Emitter
 from caffe2_recurrent.rewriting.engine_blobs import CONVOLUTION_BUFFERS
 from caffe2_recurrent.rewriting.products.convolved import add_bias, like_filters, result_of_convolution
+from caffe2_recurrent.rewriting.products.onednn_copies import shape_of_result
 from caffe2_recurrent.rewriting.products.product import LAST_TWO, Product
 from caffe2_recurrent.rewriting.steps.rows import FEATURES
 from caffe2_recurrent.scratch_workspace import scratch_workspace
@@ -73,6 +74,22 @@ def emit(emitter: Emitter, loop: Loop, product: Product) -> None:
     _by_nnpack(emitter.operators[-1])
     emitter.add("Squeeze", [result], result, dims=[FEATURES])
     add_bias(emitter, product, result)
+
+
+def lay_out(emitter: Emitter, weights: str) -> str:
+    """W `[M, K]` as an image, in the outer net."""
+    return emitter.new("ExpandDims", [emitter.new("Transpose", [weights], "columns")], "image", dims=[0, 2])
+
+
+def emit_over_steps(emitter: Emitter, operator: caffe2_pb2.OperatorDef, image: str, inner: int, outer: int) -> None:
+    """In place of an FC with weights `[outer, inner]` over some rows."""
+    rows, _, bias = operator.input
+    shape = shape_of_result(emitter, operator, outer)
+    filters = emitter.reshaped(rows, "filters", [-1, inner, 1, 1])
+    result = emitter.add("Conv", [image, filters], emitter.blob("without_bias"), kernel=1)
+    _by_nnpack(emitter.operators[-1])
+    emitter.reshape_in_place_like(result, shape)
+    emitter.add("Add", [result, bias], operator.output[0], broadcast=1)
 
 
 def _by_nnpack(operator: caffe2_pb2.OperatorDef) -> caffe2_pb2.OperatorDef:

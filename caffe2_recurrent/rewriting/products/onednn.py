@@ -129,8 +129,9 @@ def in_a_net(
     kept: Sequence[str] = (),
     spent: Sequence[str] = (),
     otherwise: Sequence[caffe2_pb2.OperatorDef] = (),
+    called: str = "onednn",
 ) -> List[caffe2_pb2.OperatorDef]:
-    """Operators for the outer net that run `operators` in a net inside of an If.
+    """Operators for the outer net that run `operators` in a net inside of an If, `called` so.
 
     What is neither a result nor to be kept is freed again, and so are the inputs that are `spent` then. Where the first
     input of the first of `otherwise` is empty, as it is without steps, these operators run instead.
@@ -141,14 +142,14 @@ def in_a_net(
     written = dict.fromkeys(blob for operator in operators for blob in operator.output)
     scratch = list(dict.fromkeys([*spent, *(blob for blob in written if blob not in results and blob not in kept)]))
     freeing = [new_operator(FREE, scratch, scratch, loop.forward)] if scratch else []
-    inner = caffe2_pb2.NetDef(name="onednn", type="simple", op=[*operators, *freeing], external_output=results)
+    inner = caffe2_pb2.NetDef(name=called, type="simple", op=[*operators, *freeing], external_output=results)
     inner.external_input.extend(read)
     nets = {"then_net": inner}
     if not otherwise:
-        condition = loop.new_blob("onednn_always")
+        condition = loop.new_blob(called + "_always")
         before = [_filled(condition, loop, core.DataType.BOOL, True, [1])]
     else:
-        condition, elements, none = (loop.new_blob("onednn_" + name) for name in ("has_rows", "elements", "none"))
+        condition, elements, none = (loop.new_blob(called + name) for name in ("_has_rows", "_elements", "_none"))
         before = [
             new_operator("Size", otherwise[0].input[:1], [elements], loop.forward),
             # Without dimensions, as what Size makes.

@@ -20,6 +20,7 @@ from caffe2_recurrent.rewriting.rules.joined_sequence import JoinedSequence
 from caffe2_recurrent.rewriting.rules.lstm_unit import LSTMUnits
 from caffe2_recurrent.rewriting.rules.merged_gates import MergedGates
 from caffe2_recurrent.rewriting.rules.merged_sums import MergedSums
+from caffe2_recurrent.rewriting.rules.nnpack_over_steps import NNPACKOverSteps
 from caffe2_recurrent.rewriting.rules.one_workspace import OneWorkspace
 from caffe2_recurrent.rewriting.rules.outer_products import OuterProducts
 from caffe2_recurrent.rewriting.rules.packed_products import PackedProducts
@@ -68,6 +69,7 @@ RULES = (
     PackedProducts(),
     JoinedGradients(),
     ProductsOverSteps(),
+    NNPACKOverSteps(),
     GradientProducts(),
     VectorGradients(),
     FixedSplits(),

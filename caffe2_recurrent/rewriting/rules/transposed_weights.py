@@ -6,11 +6,11 @@ from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.loops.parts import Keeping
 from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.operator_arguments import integer
-from caffe2_recurrent.operators import is_on_onednn, new_operator
+from caffe2_recurrent.operators import is_on_onednn
 from caffe2_recurrent.rewriting import unchanged_weights
 from caffe2_recurrent.rewriting.products.step_products import AS_IT_IS, FC, GAIN, TRANSPOSED, Size, seconds_of_step
 from caffe2_recurrent.rewriting.rule import Rule, Site
-from caffe2_recurrent.rewriting.rules.unchanged_weights import WHEN_CHANGED, seconds
+from caffe2_recurrent.rewriting.rules.unchanged_weights import seconds_of_comparing
 
 
 class TransposedWeights(Rule):
@@ -49,7 +49,7 @@ class TransposedWeights(Rule):
         may_keep = Keeping.WEIGHTS if unchanged_weights.may_keep_of(loop, sizes, weights) else Keeping.NOTHING
         size = Size(FC, batch, inner, outer, has_bias=True, in_rows=True, may_keep=may_keep)
         steps = sizes.steps(loop)
-        comparing = _seconds_of_comparing(loop, weights, sizes) if may_keep is Keeping.WEIGHTS else 0.0
+        comparing = seconds_of_comparing(loop, weights, sizes) if may_keep is Keeping.WEIGHTS else 0.0
         transposed = seconds_of_step(size, TRANSPOSED, steps) + (comparing / steps if steps else 0.0)
         if GAIN * transposed > seconds_of_step(size, AS_IT_IS, None):
             return "for [{0}, {1}] x [{1}, {2}] it is not faster".format(batch, inner, outer)
@@ -63,12 +63,3 @@ class TransposedWeights(Rule):
         loop.add_reference(transposed)
         operator.type = TRANSPOSED
         operator.input[1] = transposed
-
-
-def _seconds_of_comparing(loop: Loop, weights: str, sizes: Sizes) -> float:
-    """The time that it takes to see that weights have not changed, unless others ask for that already."""
-    if weights in unchanged_weights.found(loop, sizes):
-        return 0.0
-    transposing = new_operator("Transpose", [weights], [weights + "_transposed"], loop.forward)
-    found = seconds([transposing], [weights], sizes, loop.may_keep)
-    return 0.0 if found is None else found[WHEN_CHANGED].step

@@ -9,7 +9,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.loops.parts import Keeping
 from caffe2_recurrent.loops.sizes import Shape, Sizes
-from caffe2_recurrent.operators import read_before_written
+from caffe2_recurrent.operators import new_operator, read_before_written
 from caffe2_recurrent.rewriting import same_weights, unchanged_weights
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.trials import trial
@@ -79,6 +79,15 @@ def seconds(
     operators = bytes(caffe2_pb2.NetDef(op=made).SerializeToString())
     found: Optional[Dict[str, Seconds]] = _tried(operators, of_weights, may_keep & Keeping.FOR_GOOD)
     return found
+
+
+def seconds_of_comparing(loop: Loop, weights: str, sizes: Sizes) -> float:
+    """The time that it takes to see that weights have not changed, unless others ask for that already."""
+    if weights in unchanged_weights.found(loop, sizes):
+        return 0.0
+    transposing = new_operator("Transpose", [weights], [weights + "_transposed"], loop.forward)
+    found = seconds([transposing], [weights], sizes, loop.may_keep)
+    return 0.0 if found is None else found[WHEN_CHANGED].step
 
 
 def _ways(weights: Iterable[str], sizes: Sizes) -> Dict[str, str]:
