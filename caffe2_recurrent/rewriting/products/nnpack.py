@@ -86,10 +86,10 @@ def emit_over_steps(emitter: Emitter, operator: caffe2_pb2.OperatorDef, image: s
     rows, _, bias = operator.input
     shape = shape_of_result(emitter, operator, outer)
     filters = emitter.reshaped(rows, "filters", [-1, inner, 1, 1])
-    result = emitter.add("Conv", [image, filters], emitter.blob("without_bias"), kernel=1)
+    result = emitter.add("Conv", [image, filters], operator.output[0], kernel=1)
     _by_nnpack(emitter.operators[-1])
     emitter.reshape_in_place_like(result, shape)
-    emitter.add("Add", [result, bias], operator.output[0], broadcast=1)
+    emitter.add("Add", [result, bias], result, broadcast=1)
 
 
 def _by_nnpack(operator: caffe2_pb2.OperatorDef) -> caffe2_pb2.OperatorDef:

@@ -47,9 +47,9 @@ def set_in_chain(loop: Loop) -> None:
     """Let the first step of each run have it set, where steps are a chain: a blob says whether it is to be set."""
     # Made of what each run has, not of weights alone.
     rows = loop.add_number_of_rows()
-    kept = loop.add_before("ConstantFill", [rows], "number_is_to_be_set", value=True, dtype=core.DataType.BOOL)
-    loop.add_reference(kept)
-    loop.made[IN_CHAIN] = kept
+    blob = loop.add_before("ConstantFill", [rows], "number_is_to_be_set", value=True, dtype=core.DataType.BOOL)
+    loop.add_reference(blob)
+    loop.made[IN_CHAIN] = blob
 
 
 def set_in_first_step(loop: Loop) -> List[caffe2_pb2.OperatorDef]:

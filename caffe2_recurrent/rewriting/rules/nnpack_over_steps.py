@@ -14,6 +14,7 @@ from caffe2_recurrent.rewriting.products.net_products import PRODUCT
 from caffe2_recurrent.rewriting.products.product_ways import NNPACK
 from caffe2_recurrent.rewriting.products.step_products import GAIN, weights_shape
 from caffe2_recurrent.rewriting.rule import Rule, Site
+from caffe2_recurrent.rewriting.rules.products_over_steps import ENOUGH
 from caffe2_recurrent.rewriting.rules.unchanged_weights import seconds_of_comparing
 from caffe2_recurrent.rewriting.sequences import own_sequence
 from caffe2_recurrent.rewriting.trials import trial
@@ -25,7 +26,7 @@ Operators = List[caffe2_pb2.OperatorDef]
 
 
 class Size(NamedTuple):
-    """`rows` rows of `inner` elements, with weights `[outer, inner]`."""
+    """`rows` rows of `inner` elements, as many of all as are enough for a trial, with weights `[outer, inner]`."""
 
     rows: int
     inner: int
@@ -72,7 +73,8 @@ class NNPACKOverSteps(Rule):
         found = net_products.dimensions(loop, operators[position], sizes)
         if found is None:
             return "the numbers of steps and sequences are not known; give shapes"
-        times = _tried(Size(*found))
+        rows = trial.rows_to_try(found.rows, found.inner, found.outer, ENOUGH)
+        times = _tried(Size(rows, found.inner, found.outer))
         more = seconds_of_comparing(loop, operators[position].input[1], sizes)
         if GAIN * (times[NNPACK].step + more) > times[AS_IT_IS].step:
             return "for [{0.rows}, {0.inner}] x [{0.inner}, {0.outer}] NNPACK is not faster".format(found)
