@@ -109,7 +109,7 @@ def test_a_wrong_product_is_seen(planted):
     model, blobs = by_nnpack()
     for operator in opened(model.net.Proto()):
         if planted == "no bias" and operator.type == "Add":
-            operator.CopyFrom(core.CreateOperator("Copy", list(operator.input[:1]), list(operator.output)))
+            operator.CopyFrom(core.CreateOperator("Scale", list(operator.input[:1]), list(operator.output), scale=1.0))
         if planted == "another layout" and operator.type == "Transpose":
             shape = {"shape": [2, 16]}
             operator.CopyFrom(
