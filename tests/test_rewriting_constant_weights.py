@@ -12,6 +12,8 @@ from caffe2_recurrent.loops.parts import Keeping
 from caffe2_recurrent.loops.reading import read_loops
 from caffe2_recurrent.loops.sizes import find_sizes
 from caffe2_recurrent.rewriting import same_weights
+from caffe2_recurrent.rewriting.products import step_products
+from caffe2_recurrent.rewriting.rules import transposed_weights
 from caffe2_recurrent.rewriting.rules.unchanged_weights import IN_EACH_RUN, WHEN_CHANGED
 from caffe2_recurrent.rewriting.trials import trial
 from caffe2_recurrent.rewriting.trials.timing import Seconds
@@ -210,6 +212,16 @@ def test_two_layers_make_what_they_need_of_their_own():
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals
+
+
+@pytest.mark.parametrize("gain, for_good, is_taken", [(1.07, True, True), (1.07, False, False), (1.03, True, False)])
+def test_less_is_enough_to_transpose_weights_once(monkeypatch, gain, for_good, is_taken):
+    times = {"FCTransposed": Seconds(0.0, 1.0)}
+    monkeypatch.setattr(step_products, "tried", lambda size, way: times.get(way, Seconds(0.0, gain)))
+    monkeypatch.setattr(transposed_weights, "seconds_of_comparing", lambda *_: 0.0)
+    model, _ = support.lstm(gradients=False, forward_only=True)
+    report = optimize(model, TRANSPOSED, constant_weights=for_good, dry_run=True)
+    assert report.counts["transposed_weights"] == is_taken
 
 
 @pytest.mark.parametrize("times, is_better", [((1.0, 0.95), False), ((1.0, 0.5), True)])
