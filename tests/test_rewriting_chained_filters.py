@@ -24,7 +24,7 @@ from test_rewriting_kept_filters import (
     run_in_threads,
 )
 from test_rewriting_kept_filters import parameters as weights
-from test_rewriting_unchanged_weights import change
+from test_rewriting_unchanged_weights import assert_runs_see, change
 
 pytestmark = pytest.mark.usefixtures("chained_steps")
 
@@ -76,15 +76,9 @@ def operators_of(net):
 def test_runs_see_each_change(flag, kind, lengths):
     model, blobs = chained(kind=kind, lengths=lengths)
     workspace.GlobalInit(["tests", flag])
-    workspace.CreateNet(model.net)
-    sizes = iter([(2, 1), (14, 17), (1, 2), (14, 5), (3, 7)])
-    for seed, blob in enumerate([None, None, *weights(), "x", "sizes", "sizes", *weights(), *["sizes"] * 3]):
-        if blob == "sizes":
-            support.feed(*next(sizes), seed=seed)
-        elif blob is not None:
-            change(blob, seed)
-        workspace.RunNet(model.net)
-        support.assert_same(support.values(blobs), as_built(blobs, lengths=lengths))
+    sizes = [(2, 1), (14, 17), (1, 2), (14, 5), (3, 7)]
+    changes = [None, None, *weights(), "x", "sizes", "sizes", *weights(), *["sizes"] * 3]
+    assert_runs_see(changes, model, blobs, sizes, lengths=lengths)
 
 
 @pytest.mark.parametrize("flag", [FLAG, NO_FLAG], ids=["calling thread", "own thread"])

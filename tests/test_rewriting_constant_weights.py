@@ -11,6 +11,7 @@ from caffe2_recurrent.loops.loop import laid_out_when_changed
 from caffe2_recurrent.loops.parts import Keeping
 from caffe2_recurrent.loops.reading import read_loops
 from caffe2_recurrent.loops.sizes import find_sizes
+from caffe2_recurrent.operators import copied
 from caffe2_recurrent.rewriting import same_weights
 from caffe2_recurrent.rewriting.products import step_products
 from caffe2_recurrent.rewriting.rules import transposed_weights
@@ -24,6 +25,7 @@ from test_rewriting_unchanged_weights import (
     WEIGHTS,
     as_built,
     assert_failure_leaves_nothing,
+    assert_runs_see,
     change,
     laid_out,
     parameters,
@@ -62,12 +64,7 @@ def test_runs_see_each_change_of_what_is_no_weight(rules, kind, lengths):
     model, blobs = promised(rules, lengths=lengths)
     model.net.Proto().type = kind
     support.without_executor(model)
-    workspace.CreateNet(model.net)
-    for seed, blob in enumerate([None, None, "x", "h0", None, "c0"]):
-        if blob is not None:
-            change(blob, seed)
-        workspace.RunNet(model.net)
-        support.assert_same(support.values(blobs), as_built(blobs, lengths=lengths))
+    assert_runs_see([None, None, "x", "h0", None, "c0"], model, blobs, lengths=lengths)
 
 
 def test_runs_of_other_sizes():
@@ -139,20 +136,33 @@ def test_one_that_compares_runs_beside():
         support.assert_same(support.values(blobs), as_built(blobs))
 
 
-@RULES
-def test_a_first_run_that_fails_makes_nothing(rules):
-    model, blobs = promised(rules)
-    assert_failure_leaves_nothing(model, blobs, runs_before=0)
+def test_a_first_run_that_fails_as_they_are_laid_out_is_none():
+    assert_failure_leaves_nothing(*promised(support.NAMES), runs_before=0)
 
 
-def test_a_planted_first_run_that_counts_though_it_fails_shows():
-    """The test above would see what is said to be there before it is."""
-    model, blobs = promised()
-    net = model.net.Proto()
-    (guard,) = [operator for operator in net.op if laid_out_when_changed(operator)]
-    support.argument(guard, "then_net").n.op.extend([net.op[-1]])
-    with pytest.raises(RuntimeError, match="gates_t"):
+def test_it_would_show_if_it_counted_though_it_fails():
+    model, blobs = promised(support.NAMES)
+    (guard,) = [operator for operator in model.net.Proto().op if laid_out_when_changed(operator)]
+    net = support.argument(guard, "then_net").n
+    *making, said = [copied(operator) for operator in net.op]
+    del net.op[:]
+    net.op.extend([said, *making])
+    with pytest.raises((RuntimeError, AssertionError)):
         assert_failure_leaves_nothing(model, blobs, runs_before=0)
+
+
+def test_weights_that_can_be_laid_out_and_do_not_fit_stay_until_the_net_is_created_anew():
+    model, blobs = promised()
+    workspace.CreateNet(model.net)
+    weights = workspace.FetchBlob(WEIGHTS)
+    workspace.FeedBlob(WEIGHTS, np.ones((4 * support.D, support.D + 3), dtype=np.float32))
+    for value in (workspace.FetchBlob(WEIGHTS), weights):
+        workspace.FeedBlob(WEIGHTS, value)
+        with pytest.raises(RuntimeError, match="gates_t"):
+            workspace.RunNet(model.net)
+    workspace.CreateNet(model.net, overwrite=True)
+    workspace.RunNet(model.net, 2)
+    support.assert_same(support.values(blobs), as_built(blobs))
 
 
 # ----------------------------------------------------------------------------------------------- what others see of it
@@ -190,7 +200,13 @@ def test_a_predictor_needs_the_weights_alone(cut):
         change(WEIGHTS, seed)
         workspace.CreateNet(net, overwrite=True)
         workspace.RunNet(net, 2)
-        support.assert_same(support.values(blobs[:1]), as_built(blobs[:1]))
+        right = as_built(blobs[:1])
+        support.assert_same(support.values(blobs[:1]), right)
+        # Cut out, too, they are made once.
+        change(WEIGHTS, 7)
+        kept = {blob: workspace.FetchBlob(blob).tobytes() for blob in laid_out(net)}
+        workspace.RunNet(net)
+        assert {blob: workspace.FetchBlob(blob).tobytes() for blob in kept} == kept
 
 
 def test_two_layers_make_what_they_need_of_their_own():

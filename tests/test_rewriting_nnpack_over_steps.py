@@ -16,7 +16,7 @@ from caffe2_recurrent.rewriting.trials import trial
 from caffe2_recurrent.rewriting.trials.timing import Seconds
 from cells import CELLS
 from test_rewriting_packed_products import assert_rows_stay_apart
-from test_rewriting_unchanged_weights import as_built, change, parameters
+from test_rewriting_unchanged_weights import as_built, assert_runs_see, change, parameters
 
 RULE = "nnpack_over_steps"
 ALONE = [RULE, "unchanged_weights"]
@@ -67,15 +67,9 @@ def test_runs_see_each_change(rules, kind, lengths):
     model, blobs = by_nnpack(rules, lengths=lengths)
     model.net.Proto().type = kind
     support.without_executor(model)
-    workspace.CreateNet(model.net)
-    sizes = iter([(2, 1), (14, 17), (1, 2), (14, 5)])
-    for seed, blob in enumerate([None, None, *parameters(), "x", "sizes", "sizes", *parameters(), *["sizes"] * 2]):
-        if blob == "sizes":
-            support.feed(*next(sizes), seed=seed)
-        elif blob is not None:
-            change(blob, seed)
-        workspace.RunNet(model.net)
-        support.assert_same(support.values(blobs), as_built(blobs, lengths=lengths))
+    sizes = [(2, 1), (14, 17), (1, 2), (14, 5)]
+    changes = [None, None, *parameters(), "x", "sizes", "sizes", *parameters(), *["sizes"] * 2]
+    assert_runs_see(changes, model, blobs, sizes, lengths=lengths)
 
 
 @pytest.mark.parametrize("constant_weights", [False, True])

@@ -72,6 +72,21 @@ def as_built(blobs, **options):
         return support.run(model, blobs)
 
 
+def assert_runs_see(changes, model, blobs, sizes=(), **options):
+    """Runs of the net, each behind a change of a blob, of the `sizes` in turn, or of nothing, are as those of the LSTM
+    as it was built with such options.
+    """
+    workspace.CreateNet(model.net)
+    sizes = iter(sizes)
+    for seed, blob in enumerate(changes):
+        if blob == "sizes":
+            support.feed(*next(sizes), seed=seed)
+        elif blob is not None:
+            change(blob, seed)
+        workspace.RunNet(model.net)
+        support.assert_same(support.values(blobs), as_built(blobs, **options))
+
+
 def parameters():
     return ["layer/" + name for name in ("i2h_w", "i2h_b", "gates_t_w", "gates_t_b")]
 
@@ -106,12 +121,8 @@ def test_runs_see_each_change_of_a_weight(rules, kind, lengths):
     model, blobs = kept(rules, lengths=lengths)
     model.net.Proto().type = kind
     support.without_executor(model)
-    workspace.CreateNet(model.net)
-    for seed, blob in enumerate([None, None, *parameters(), "x", *parameters(), None, "h0"]):
-        if blob is not None:
-            change(blob, seed)
-        workspace.RunNet(model.net)
-        support.assert_same(support.values(blobs), as_built(blobs, lengths=lengths))
+    changes = [None, None, *parameters(), "x", *parameters(), None, "h0"]
+    assert_runs_see(changes, model, blobs, lengths=lengths)
 
 
 def test_runs_of_other_sizes():

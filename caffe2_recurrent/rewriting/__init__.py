@@ -70,9 +70,9 @@ def optimize(
         without: names of rules to leave out, default none; like `['unrolled_steps']` for batches of many lengths, as
             what it writes out is for one number of steps.
         constant_weights: True to promise that the weights of loops that are not trained stay what they are in the first
-            run of the net that ends without an error, as those of one that serves do. Then nothing is made of them in
-            later runs, and they are not compared with copies. Where the promise is not kept, results are neither of the
-            first weights nor of the new ones, until the net is created anew.
+            run of the net, as those of one that serves do. Then nothing is made of them in later runs, and they are not
+            compared with copies. Where the promise is not kept, results are neither of the first weights nor of the new
+            ones, or runs fail, until the net is created anew.
 
     Returns:
         A `Report`: `counts` by rule, `rewrites`, `refusals` with their reasons. `print` it.

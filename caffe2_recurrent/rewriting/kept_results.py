@@ -6,11 +6,8 @@
 Each net makes them anew in its first run, which an operator that counts its own runs tells; or only then, where what
 they are made of is said to stay:
 
-    operators; others that read what they make
-
-    =>  is this the first run of the net?   if so: they are missing
-        are they missing?                   if so: operators
-        others;  they are not missing
+    operators  =>  is this the first run of the net?  if so: they are missing
+                   are they missing?                  if so: operators; they are not
 
 Source: caffe2/operators/histogram_op.cc.
 """
@@ -70,26 +67,18 @@ def when_changed(
     ]
 
 
-def when_missing(
-    loop: Loop, inputs: Sequence[str], made: Operators, results: Sequence[str], missing: str, rest: Operators
-) -> Operators:
-    """`made`, to be run in the first run of a net that does not fail until the end of `rest`, which reads `results`.
-
-    `missing` is to stay as these do.
-    """
+def when_missing(loop: Loop, inputs: Sequence[str], made: Operators, results: Sequence[str], missing: str) -> Operators:
+    """`made`, to be run in the first run of a net, and again if it fails there; `missing` stays as `results` do."""
     is_first, counting = _in_first_run(loop)
 
     def saying(value: bool) -> caffe2_pb2.OperatorDef:
         return operator_of(loop, "ConstantFill", [], [missing], shape=[1], value=value, dtype=core.DataType.BOOL)
 
-    at_last = saying(False)
-    at_last.control_input.extend(rest[-1].output[:1] if rest else ())
+    making = net_of(WHEN_CHANGED, [*made, saying(False)])
     return [
         *counting,
         operator_of(loop, "If", [is_first], [missing], then_net=net_of("first_run", [saying(True)])),
-        operator_of(loop, "If", [missing, *inputs], results, then_net=net_of(WHEN_CHANGED, made)),
-        *rest,
-        at_last,
+        operator_of(loop, "If", [missing, *inputs], [*results, missing], then_net=making),
     ]
 
 

@@ -103,12 +103,14 @@ def when_changed(loop: Loop, weights: Mapping[str, str], made: Operators, rest: 
     written = {blob for operator in made for blob in operator.output}
     read = dict.fromkeys(blob for operator in rest for blob in names_of(operator) if blob in written)
     results = {blob: loop.new_blob(blob + ending) for blob in read}
-    laid_out, rest = [renamed(operator, results) for operator in made], [_reading(other, results) for other in rest]
+    laid_out = [renamed(operator, results) for operator in made]
     if Keeping.FOR_GOOD in loop.may_keep:
         missing = loop.new_blob("kept_missing" + ending)
-        return kept_results.when_missing(loop, list(weights), laid_out, list(results.values()), missing, rest)
-    copies = {weight: loop.new_blob(weight + "_seen" + ending) for weight in weights}
-    return [*kept_results.when_changed(loop, weights, copies, laid_out, list(results.values())), *rest]
+        guarded = kept_results.when_missing(loop, list(weights), laid_out, list(results.values()), missing)
+    else:
+        copies = {weight: loop.new_blob(weight + "_seen" + ending) for weight in weights}
+        guarded = kept_results.when_changed(loop, weights, copies, laid_out, list(results.values()))
+    return [*guarded, *(_reading(operator, results) for operator in rest)]
 
 
 def _reading(operator: caffe2_pb2.OperatorDef, results: Dict[str, str]) -> caffe2_pb2.OperatorDef:

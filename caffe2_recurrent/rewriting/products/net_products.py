@@ -5,7 +5,7 @@ from typing import Container, Iterable, List, NamedTuple, Optional
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loops.loop import Loop
-from caffe2_recurrent.loops.sizes import Sizes
+from caffe2_recurrent.loops.sizes import Shape, Sizes
 from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.rewriting.products.step_products import weights_shape
 from caffe2_recurrent.rewriting.rule import Site
@@ -44,6 +44,13 @@ def why_not(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes) -> Optio
     if axis <= 0:
         return "its axis {} is not counted from the first dimension on, from 1".format(axis)
     return None
+
+
+def weights_of(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes) -> Shape:
+    """The shape of its weights, where `why_not` is None."""
+    shape = weights_shape(loop, operator.input[1], sizes)
+    assert shape is not None
+    return shape
 
 
 def dimensions(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes) -> Optional[Dimensions]:

@@ -1,7 +1,7 @@
 """Products over all steps, outside of the loop, by NNPACK, where that is faster than MKL's; it is tried out."""
 
 import functools
-from typing import Dict, Iterable, List, NamedTuple, Optional
+from typing import Dict, Iterable, List, Optional
 
 from caffe2.proto import caffe2_pb2
 
@@ -10,9 +10,9 @@ from caffe2_recurrent.loops.sizes import Shape, Sizes
 from caffe2_recurrent.rewriting import unchanged_weights
 from caffe2_recurrent.rewriting.emit import Emitter
 from caffe2_recurrent.rewriting.products import net_products, nnpack, onednn, separate_rows
-from caffe2_recurrent.rewriting.products.net_products import PRODUCT
+from caffe2_recurrent.rewriting.products.net_products import PRODUCT, Dimensions
 from caffe2_recurrent.rewriting.products.product_ways import NNPACK
-from caffe2_recurrent.rewriting.products.step_products import GAIN, weights_shape
+from caffe2_recurrent.rewriting.products.step_products import GAIN
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.rules.products_over_steps import ENOUGH
 from caffe2_recurrent.rewriting.rules.unchanged_weights import seconds_of_comparing
@@ -23,14 +23,6 @@ from caffe2_recurrent.rewriting.trials.timing import Seconds, Subject
 AS_IT_IS = "as it is"
 
 Operators = List[caffe2_pb2.OperatorDef]
-
-
-class Size(NamedTuple):
-    """`rows` rows of `inner` elements, as many of all as are enough for a trial, with weights `[outer, inner]`."""
-
-    rows: int
-    inner: int
-    outer: int
 
 
 class NNPACKOverSteps(Rule):
@@ -63,7 +55,7 @@ class NNPACKOverSteps(Rule):
             return "its weights '{}' may be others in each run".format(weights)
         if loop.surroundings.has_company:
             return "another loop may run at the same time, and products by NNPACK have no memory of their own"
-        outer, inner = _shape(loop, operator, sizes)
+        outer, inner = net_products.weights_of(loop, operator, sizes)
         if not separate_rows.in_steps(NNPACK, inner, outer):
             return "in NNPACK's products with [{}, {}] what is no number would reach other rows".format(inner, outer)
         return None
@@ -74,7 +66,7 @@ class NNPACKOverSteps(Rule):
         if found is None:
             return "the numbers of steps and sequences are not known; give shapes"
         rows = trial.rows_to_try(found.rows, found.inner, found.outer, ENOUGH)
-        times = _tried(Size(rows, found.inner, found.outer))
+        times = _tried(found._replace(rows=rows))
         more = seconds_of_comparing(loop, operators[position].input[1], sizes)
         if GAIN * (times[NNPACK].step + more) > times[AS_IT_IS].step:
             return "for [{0.rows}, {0.inner}] x [{0.inner}, {0.outer}] NNPACK is not faster".format(found)
@@ -83,7 +75,7 @@ class NNPACKOverSteps(Rule):
     def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
         operators, position = site.where
         operator = operators[position]
-        outer, inner = _shape(loop, operator, sizes)
+        outer, inner = net_products.weights_of(loop, operator, sizes)
         laid_out = Emitter(loop, loop.forward, operator.input[1])
         image = nnpack.lay_out(laid_out, operator.input[1])
         made = [*laid_out.operators, *_in_a_net(loop, operator, image, inner, outer)]
@@ -98,12 +90,6 @@ class NNPACKOverSteps(Rule):
             del loop.made[own_sequence.OWN]
 
 
-def _shape(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes) -> Shape:
-    shape = weights_shape(loop, operator.input[1], sizes)
-    assert shape is not None
-    return shape
-
-
 def _in_a_net(loop: Loop, operator: caffe2_pb2.OperatorDef, image: str, inner: int, outer: int) -> Operators:
     emitter = Emitter(loop, operator, operator.output[0])
     nnpack.emit_over_steps(emitter, operator, image, inner, outer)
@@ -114,11 +100,11 @@ def _in_a_net(loop: Loop, operator: caffe2_pb2.OperatorDef, image: str, inner: i
 
 
 @trial.remembered
-def _tried(size: Size) -> Dict[str, Seconds]:
+def _tried(size: Dimensions) -> Dict[str, Seconds]:
     return trial.in_turn({way: functools.partial(_subject, size, way) for way in (AS_IT_IS, NNPACK)})
 
 
-def _subject(size: Size, way: str) -> Subject:
+def _subject(size: Dimensions, way: str) -> Subject:
     shapes: Dict[str, Shape] = {"x": (size.rows, size.inner), "w": (size.outer, size.inner), "b": (size.outer,)}
     operator = caffe2_pb2.OperatorDef(type=PRODUCT, input=list(shapes), output=["y"])
     if way == AS_IT_IS:

@@ -1,7 +1,7 @@
 """Products over all steps, outside of the loop, by oneDNN, where that is faster than MKL's; it is tried out."""
 
 import functools
-from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from caffe2.proto import caffe2_pb2
 
@@ -18,7 +18,7 @@ from caffe2_recurrent.rewriting.products import (
 from caffe2_recurrent.rewriting.products.net_products import GRADIENT, PRODUCT
 from caffe2_recurrent.rewriting.products.onednn_convolutions import keeps_plans
 from caffe2_recurrent.rewriting.products.onednn_over_steps import Layout, Shared, layouts
-from caffe2_recurrent.rewriting.products.step_products import GAIN, weights_shape
+from caffe2_recurrent.rewriting.products.step_products import GAIN
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.trials import trial
 from caffe2_recurrent.rewriting.trials.timing import Seconds, Subject
@@ -68,7 +68,7 @@ class ProductsOverSteps(Rule):
         reason = net_products.why_not(loop, operator, sizes)
         if reason is not None:
             return reason
-        outer, inner = _shape(loop, operator, sizes)
+        outer, inner = net_products.weights_of(loop, operator, sizes)
         if _safe(operator.type, inner, outer, keeps_plans(loop)):
             return None
         return separate_rows.why_not(inner, outer)
@@ -85,7 +85,7 @@ class ProductsOverSteps(Rule):
         operators, position = site.where
         operator = operators[position]
         size = _size(loop, site, sizes)
-        outer, inner = _shape(loop, operator, sizes)
+        outer, inner = net_products.weights_of(loop, operator, sizes)
         safe = _safe(operator.type, inner, outer, keeps_plans(loop))
         layout = safe[0] if size is None else fastest(size)
         rows = None if size is None else size.rows
@@ -114,12 +114,6 @@ class ProductsOverSteps(Rule):
         shared = onednn_over_steps.to_share(loop, operator)
         loop.made[key] = shared.blob
         return shared
-
-
-def _shape(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes) -> Sequence[int]:
-    shape = weights_shape(loop, operator.input[1], sizes)
-    assert shape is not None
-    return shape
 
 
 def _size(loop: Loop, site: Site, sizes: Sizes) -> Optional[Size]:

@@ -55,7 +55,8 @@ class TransposedWeights(Rule):
         steps = sizes.steps(loop)
         comparing = seconds_of_comparing(loop, weights, sizes) if may_keep is Keeping.WEIGHTS else 0.0
         transposed = seconds_of_step(size, TRANSPOSED, steps) + (comparing / steps if steps else 0.0)
-        gain = GAIN_FOR_GOOD if Keeping.FOR_GOOD in loop.may_keep else GAIN
+        is_for_good = may_keep is Keeping.WEIGHTS and Keeping.FOR_GOOD in loop.may_keep
+        gain = GAIN_FOR_GOOD if is_for_good else GAIN
         if gain * transposed > seconds_of_step(size, AS_IT_IS, None):
             return "for [{0}, {1}] x [{1}, {2}] it is not faster".format(batch, inner, outer)
         return None
