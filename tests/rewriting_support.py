@@ -44,15 +44,15 @@ class Lines:
 
 
 @contextlib.contextmanager
-def optimising(rules=None, even_if_slower=True, trials=True):
+def optimising(rules=None, even_if_slower=True, trials=True, **promises):
     """Optimise each net with loops, in place, before it is run once; that it is done at once is checked each time."""
     lines, run = Lines(), workspace.RunNetOnce
 
     def run_optimised(net):
         operators = (net if isinstance(net, caffe2_pb2.NetDef) else net.Proto()).op
         if any(operator.type == LOOP for operator in operators):
-            lines.reports.append(optimize(net, rules, even_if_slower=even_if_slower, trials=trials))
-            assert_done(net, rules, even_if_slower, trials)
+            lines.reports.append(optimize(net, rules, even_if_slower=even_if_slower, trials=trials, **promises))
+            assert_done(net, rules, even_if_slower, trials, **promises)
         return run(net)
 
     workspace.RunNetOnce = run_optimised
@@ -87,11 +87,11 @@ class Optimised:
         assert_done(self.net, self._rules, self._even_if_slower)
 
 
-def assert_done(net, rules=None, even_if_slower=True, trials=True):
+def assert_done(net, rules=None, even_if_slower=True, trials=True, **promises):
     """A second call finds nothing to do and changes nothing; the loops say what they wait for."""
     proto = net if isinstance(net, caffe2_pb2.NetDef) else net.Proto()
     before = proto.SerializeToString()
-    again = optimize(net, rules, even_if_slower=even_if_slower, trials=trials)
+    again = optimize(net, rules, even_if_slower=even_if_slower, trials=trials, **promises)
     assert again.total == 0, str(again)
     assert proto.SerializeToString() == before
     assert undeclared(proto) == []

@@ -19,7 +19,7 @@ from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.operator_arguments import nets_of
 from caffe2_recurrent.operators import OPERATOR, read_before_written, renamed
 from caffe2_recurrent.problems import names
-from caffe2_recurrent.rewriting import kept_results
+from caffe2_recurrent.rewriting import engine_blobs, kept_results
 from caffe2_recurrent.rewriting.same_weights import DISTANCE
 
 RULE = "unchanged_weights"
@@ -102,7 +102,8 @@ def when_changed(loop: Loop, weights: Mapping[str, str], made: Operators, rest: 
     ending = "_{:08x}".format(zlib.crc32(caffe2_pb2.NetDef(op=made).SerializeToString()))
     written = {blob for operator in made for blob in operator.output}
     read = dict.fromkeys(blob for operator in rest for blob in names_of(operator) if blob in written)
-    results = {blob: loop.new_blob(blob + ending) for blob in read}
+    results = {blob: loop.new_blob(blob + ending) for blob in read if not engine_blobs.is_of_engine(blob)}
+    results.update({blob: engine_blobs.renamed(blob, results) for blob in read if blob not in results})
     laid_out = [renamed(operator, results) for operator in made]
     if Keeping.FOR_GOOD in loop.may_keep:
         missing = loop.new_blob("kept_missing" + ending)

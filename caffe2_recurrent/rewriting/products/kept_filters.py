@@ -82,7 +82,7 @@ def emit(emitter: Emitter, loop: Loop, product: Product) -> None:
     inputs = [rows, _filters(loop, product, in_front, made, workspaces)]
     loop.before[position:position] = _when_other_rows(loop, number, seen, in_front, made)
     if product.bias is not None:
-        inputs.append(onednn.laid_out_before(loop, "plain", product.bias, [product.outer], _copy_there))
+        inputs.append(onednn.laid_out_before(loop, "plain", product.bias, [product.outer], onednn.copied_there))
     for outer in (shown(rows), *inputs, results, shown(results)):
         loop.add_reference(outer)
     emitter.add("Copy", [product.input], shown(rows))
@@ -269,10 +269,6 @@ def _when_other_rows(loop: Loop, number: str, seen: str, emitter: Emitter, made:
     return kept_results.when_changed(loop, {number: EQUAL}, {number: seen}, operators, made, core.DataType.INT64)
 
 
-def _copy_there(emitter: Emitter, blob: str) -> str:
-    return onednn_copies.copy_there(emitter, blob, emitter.blob("for_onednn"))
-
-
 def _filters(loop: Loop, product: Product, in_front: Emitter, made: List[str], workspaces: str) -> str:
     """W as filters; where they are laid out in each run and stay, `in_front` has their memory `made`.
 
@@ -297,7 +293,7 @@ def _filters(loop: Loop, product: Product, in_front: Emitter, made: List[str], w
             # Of the weights, so that nobody takes apart what has to be done together.
             emitter.add("Shape", [weights], workspaces)
             others.append(workspaces)
-        there = _copy_there(emitter, weights)
+        there = onednn.copied_there(emitter, weights)
         if product.rows is None:
             there = onednn.transposed(emitter, there)
         onednn_copies.reshape_there(emitter, there, shape)

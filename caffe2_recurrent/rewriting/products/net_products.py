@@ -9,6 +9,7 @@ from caffe2_recurrent.loops.sizes import Shape, Sizes
 from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.rewriting.products.step_products import weights_shape
 from caffe2_recurrent.rewriting.rule import Site
+from caffe2_recurrent.rewriting.sequences import own_sequence
 
 PRODUCT, GRADIENT = "FC", "FCGradient"
 
@@ -44,6 +45,28 @@ def why_not(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes) -> Optio
     if axis <= 0:
         return "its axis {} is not counted from the first dimension on, from 1".format(axis)
     return None
+
+
+def why_not_own(loop: Loop, operators: Operators, operator: caffe2_pb2.OperatorDef) -> Optional[str]:
+    """Why the loop cannot have its result made in another way in front of it; None if it makes that for it alone."""
+    (result,) = operator.output
+    if operators is not loop.before and result not in loop.surroundings.sources:
+        return "'{}' is not made for this loop alone".format(result)
+    return None
+
+
+def take_place(loop: Loop, operators: Operators, position: int, made: Operators) -> None:
+    """Put what is `made`, in place of an operator whose result is the loop's own, in front of the loop."""
+    (result,) = operators[position].output
+    if operators is loop.before:
+        operators[position : position + 1] = made
+    else:
+        # Together, so that what is made of weights alone is in front of the loop.
+        loop.before[:0] = [*operators[:position], *made, *operators[position + 1 :]]
+        loop.surroundings.products[loop.surroundings.sources.pop(result)] = []
+    # Its sequence is no FC's any more.
+    if loop.made.get(own_sequence.OWN) == result:
+        del loop.made[own_sequence.OWN]
 
 
 def weights_of(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes) -> Shape:

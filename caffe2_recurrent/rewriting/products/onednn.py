@@ -202,7 +202,7 @@ def _emit_inner_product(emitter: Emitter, loop: Loop, product: Product) -> None:
     bias = product.bias
     if bias is None:
         bias = loop.add_before("ConstantFill", [], product.output + "_no_bias", shape=[product.outer], value=0.0)
-    inputs = [_rows(loop, product), laid_out_before(loop, "plain", bias, [product.outer], _copy_there)]
+    inputs = [_rows(loop, product), laid_out_before(loop, "plain", bias, [product.outer], copied_there)]
     for outer in inputs:
         loop.add_reference(outer)
     laid_out = _by_the_cpu(emitter, "Scale", [product.input], "input", scale=1.0)
@@ -250,14 +250,15 @@ def _rows(loop: Loop, product: Product) -> str:
     """W as rows."""
 
     def lay_out(emitter: Emitter, weights: str) -> str:
-        return transposed(emitter, _copy_there(emitter, weights))
+        return transposed(emitter, copied_there(emitter, weights))
 
     if product.rows is not None:
-        return laid_out_before(loop, "plain", product.rows, [product.outer, product.inner], _copy_there)
+        return laid_out_before(loop, "plain", product.rows, [product.outer, product.inner], copied_there)
     return laid_out_before(loop, "transposed", product.columns, [product.inner, product.outer], lay_out)
 
 
-def _copy_there(emitter: Emitter, blob: str) -> str:
+def copied_there(emitter: Emitter, blob: str) -> str:
+    """A copy of a blob of the CPU's."""
     return add(emitter, TO, [blob], [emitter.blob("for_onednn")])
 
 
@@ -274,12 +275,21 @@ def laid_out_before(
     assert blob is not None
     key = ("onednn", layout, blob)
     if key not in loop.made:
-        emitter = Emitter(loop, loop.forward, blob)
-        only_floats.emit(emitter, blob, len(shape))
-        _emit_shape(emitter, blob, shape)
-        loop.made[key] = lay_out(emitter, blob)
-        loop.before += in_a_net(emitter.operators, [loop.made[key], *others], loop)
+        loop.made[key], operators = laid_out(loop, blob, shape, lay_out, others)
+        loop.before += operators
     return loop.made[key]
+
+
+def laid_out(
+    loop: Loop, blob: str, shape: Sequence[int], lay_out: Callable[[Emitter, str], str], others: Sequence[str] = ()
+) -> Tuple[str, List[caffe2_pb2.OperatorDef]]:
+    """What `lay_out` makes of an outer blob of that shape, and the operators of the outer net that make it, and
+    `others`."""
+    emitter = Emitter(loop, loop.forward, blob)
+    only_floats.emit(emitter, blob, len(shape))
+    _emit_shape(emitter, blob, shape)
+    made = lay_out(emitter, blob)
+    return made, in_a_net(emitter.operators, [made, *others], loop)
 
 
 def _emit_shape(emitter: Emitter, blob: str, shape: Sequence[int]) -> None:

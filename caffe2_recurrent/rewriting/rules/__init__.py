@@ -7,6 +7,7 @@ from caffe2_recurrent.rewriting.rules.carried_states import CarriedStates
 from caffe2_recurrent.rewriting.rules.chained_steps import ChainedSteps
 from caffe2_recurrent.rewriting.rules.ended_sequences import EndedSequences
 from caffe2_recurrent.rewriting.rules.executor_threads import ExecutorThreads
+from caffe2_recurrent.rewriting.rules.filters_over_steps import FiltersOverSteps
 from caffe2_recurrent.rewriting.rules.fixed_splits import FixedSplits
 from caffe2_recurrent.rewriting.rules.forward_links import ForwardLinks
 from caffe2_recurrent.rewriting.rules.gates_first import GatesFirst
@@ -68,6 +69,7 @@ RULES = (
     JoinedSequence(),
     PackedProducts(),
     JoinedGradients(),
+    FiltersOverSteps(),
     ProductsOverSteps(),
     NNPACKOverSteps(),
     GradientProducts(),

@@ -16,7 +16,6 @@ from caffe2_recurrent.rewriting.products.step_products import GAIN
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.rules.products_over_steps import ENOUGH
 from caffe2_recurrent.rewriting.rules.unchanged_weights import seconds_of_comparing
-from caffe2_recurrent.rewriting.sequences import own_sequence
 from caffe2_recurrent.rewriting.trials import trial
 from caffe2_recurrent.rewriting.trials.timing import Seconds, Subject
 
@@ -45,12 +44,10 @@ class NNPACKOverSteps(Rule):
             return "this Caffe2 has no NNPACK"
         operators, position = site.where
         operator = operators[position]
-        reason = net_products.why_not(loop, operator, sizes)
+        reason = net_products.why_not(loop, operator, sizes) or net_products.why_not_own(loop, operators, operator)
         if reason is not None:
             return reason
-        result, weights = operator.output[0], operator.input[1]
-        if operators is not loop.before and result not in loop.surroundings.sources:
-            return "'{}' is not made for this loop alone".format(result)
+        weights = operator.input[1]
         if not unchanged_weights.may_keep_of(loop, sizes, weights):
             return "its weights '{}' may be others in each run".format(weights)
         if loop.surroundings.has_company:
@@ -65,12 +62,17 @@ class NNPACKOverSteps(Rule):
         found = net_products.dimensions(loop, operators[position], sizes)
         if found is None:
             return "the numbers of steps and sequences are not known; give shapes"
+        if GAIN * self.share(loop, site, sizes, found) > 1:
+            return "for [{0.rows}, {0.inner}] x [{0.inner}, {0.outer}] NNPACK is not faster".format(found)
+        return None
+
+    def share(self, loop: Loop, site: Site, sizes: Sizes, found: Dimensions) -> float:
+        """The time of such a product of `found` dimensions, as a share of that of MKL's."""
+        operators, position = site.where
         rows = trial.rows_to_try(found.rows, found.inner, found.outer, ENOUGH)
         times = _tried(found._replace(rows=rows))
         more = seconds_of_comparing(loop, operators[position].input[1], sizes)
-        if GAIN * (times[NNPACK].step + more) > times[AS_IT_IS].step:
-            return "for [{0.rows}, {0.inner}] x [{0.inner}, {0.outer}] NNPACK is not faster".format(found)
-        return None
+        return float((times[NNPACK].step + more) / times[AS_IT_IS].step)
 
     def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
         operators, position = site.where
@@ -79,15 +81,7 @@ class NNPACKOverSteps(Rule):
         laid_out = Emitter(loop, loop.forward, operator.input[1])
         image = nnpack.lay_out(laid_out, operator.input[1])
         made = [*laid_out.operators, *_in_a_net(loop, operator, image, inner, outer)]
-        if operators is loop.before:
-            operators[position : position + 1] = made
-        else:
-            # Together, so that what is made of weights alone is in front of the loop.
-            loop.before[:0] = [*operators[:position], *made, *operators[position + 1 :]]
-            loop.surroundings.products[loop.surroundings.sources.pop(operator.output[0])] = []
-        # Its sequence is no FC's any more.
-        if loop.made.get(own_sequence.OWN) == operator.output[0]:
-            del loop.made[own_sequence.OWN]
+        net_products.take_place(loop, operators, position, made)
 
 
 def _in_a_net(loop: Loop, operator: caffe2_pb2.OperatorDef, image: str, inner: int, outer: int) -> Operators:
