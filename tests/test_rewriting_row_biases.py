@@ -3,6 +3,7 @@
 import collections
 import random
 
+import numpy as np
 import pytest
 from caffe2.python import core, workspace
 from hypothesis import given, settings
@@ -191,6 +192,17 @@ def test_runs_of_other_sizes(gradients, lengths, rules):
         assert optimize(model, rules, even_if_slower=True).counts[RULE] == 1
 
     support.assert_same(support.runs_of_other_sizes(change, sizes, **options), expected)
+
+
+@GRADIENTS
+@pytest.mark.parametrize("rows", [(2, 2), (2, 1), (1, 2)], ids=str)
+def test_initial_states_of_several_rows_are_refused(gradients, rows):
+    """The engine refuses them, too; steps would take them for several sequences."""
+    model, _ = lstm(ALONE, gradients=gradients)
+    for blob, count in zip(("h0", "c0"), rows):
+        workspace.FeedBlob(blob, np.ones((1, count, support.D), np.float32))
+    with pytest.raises(RuntimeError, match="{} != {}".format(2 * support.D, support.D)):
+        workspace.RunNetOnce(model.net)
 
 
 def test_gradients_of_all_values_and_of_the_last():

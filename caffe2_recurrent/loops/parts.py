@@ -93,8 +93,8 @@ class Unrolled(NamedTuple):
     """`condition`, an outer blob, says whether there are the `steps` that a loop is written out for, see `unrolled.py`.
 
     `columns` are those of the states, by their outer blobs. `shapeless` are blobs of the steps that are linked and may
-    have been written in another shape than that of a slice. With `biases` there must be one sequence, too. In a chain
-    each operator waits for the one before it.
+    have been written in another shape than that of a slice. `biases` are for one sequence alone. In a chain each operator
+    waits for the one before it.
     """
 
     steps: int
@@ -103,6 +103,11 @@ class Unrolled(NamedTuple):
     shapeless: FrozenSet[str]
     biases: RowBiases
     is_chain: bool = False
+
+    @property
+    def is_for_one(self) -> bool:
+        """Whether there must be one sequence."""
+        return bool(self.biases.added or self.biases.outgoing)
 
 
 @dataclass

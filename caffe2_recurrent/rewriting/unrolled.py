@@ -126,8 +126,9 @@ def _forward(loop: Loop) -> Operators:
         made += _shown(loop, kept, [_row(loop, kept, step) for step in steps])
     for state in states(loop):
         if state.outer_states in states_read(loop):
-            size = loop.unrolled.columns[state.outer_states]
-            made.append(_reshaped(loop, state.outer_initial, _row(loop, state.outer_states, 0), [1, -1, size]))
+            # Written out for one sequence, steps would take other numbers of rows, which the engine refuses.
+            shape = [1, 1 if loop.unrolled.is_for_one else -1, loop.unrolled.columns[state.outer_states]]
+            made.append(_reshaped(loop, state.outer_initial, _row(loop, state.outer_states, 0), shape))
     made += _step_numbers(loop)
     operators = row_biases.operators(loop)
     for step in steps:
