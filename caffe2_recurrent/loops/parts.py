@@ -93,8 +93,8 @@ class Unrolled(NamedTuple):
     """`condition`, an outer blob, says whether there are the `steps` that a loop is written out for, see `unrolled.py`.
 
     `columns` are those of the states, by their outer blobs. `shapeless` are blobs of the steps that are linked and may
-    have been written in another shape than that of a slice. `biases` are for one sequence alone. In a chain each operator
-    waits for the one before it.
+    have been written in another shape than that of a slice. `biases` are for one sequence alone. `memory` has, by their
+    outer blobs, that of which rows are views (`row_memory.py`). In a chain each operator waits for the one before it.
     """
 
     steps: int
@@ -102,6 +102,7 @@ class Unrolled(NamedTuple):
     columns: Dict[str, int]
     shapeless: FrozenSet[str]
     biases: RowBiases
+    memory: Dict[str, str]
     is_chain: bool = False
 
     @property

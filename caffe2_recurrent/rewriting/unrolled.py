@@ -22,7 +22,7 @@ from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.loops.parts import State
 from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.operators import new_operator, read_before_written, renamed
-from caffe2_recurrent.rewriting import chains, gradient_memory
+from caffe2_recurrent.rewriting import chains, gradient_memory, row_memory
 from caffe2_recurrent.rewriting.backward_pass import StateGradient, of_initial_value, state_gradients
 from caffe2_recurrent.rewriting.calling_thread import make_chain
 from caffe2_recurrent.rewriting.products import row_biases
@@ -70,10 +70,10 @@ def memory(loop: Loop) -> Optional[str]:
 def states_read(loop: Loop) -> List[str]:
     """The outer blobs of the states of which a step reads the value before it, or of which the net reads all."""
     before = {link.outer for link in loop.links if link.offset == 0}
-    return [state.outer_states for state in states(loop) if state.outer_states in before | _whole(loop)]
+    return [state.outer_states for state in states(loop) if state.outer_states in before | whole(loop)]
 
 
-def _whole(loop: Loop) -> Set[str]:
+def whole(loop: Loop) -> Set[str]:
     """The states that something reads from their initial values on."""
     read = {blob for operator in loop.after_gradient for blob in operator.input}
     return {state.outer_states for state in loop.states} & {*loop.outputs, *loop.surroundings.read_outside, *read}
@@ -114,8 +114,10 @@ def _forward(loop: Loop) -> Operators:
     made: Operators = []
     vectors = row_biases.of_sequences(loop)
     for outer in sequences(loop):
-        rows = [_row(loop, outer, step) for step in steps]
-        if outer in vectors:
+        rows = [row_of(loop, outer, step) for step in steps]
+        if outer in loop.unrolled.memory:
+            made.append(row_memory.filled(loop, loop.unrolled.memory[outer], outer, vectors[outer]))
+        elif outer in vectors:
             made += _vectors(loop, outer, vectors[outer], rows)
         else:
             made.append(_split(loop, outer, rows))
@@ -123,12 +125,12 @@ def _forward(loop: Loop) -> Operators:
     if kept is not None:
         assert loop.gradient is not None
         made.append(new_operator("ConstantFill", [loop.gradient.like], [kept], loop.forward, value=0.0))
-        made += _shown(loop, kept, [_row(loop, kept, step) for step in steps])
+        made += _shown(loop, kept, [row_of(loop, kept, step) for step in steps])
     for state in states(loop):
         if state.outer_states in states_read(loop):
             # Written out for one sequence, steps would take other numbers of rows, which the engine refuses.
             shape = [1, 1 if loop.unrolled.is_for_one else -1, loop.unrolled.columns[state.outer_states]]
-            made.append(_reshaped(loop, state.outer_initial, _row(loop, state.outer_states, 0), shape))
+            made.append(_reshaped(loop, state.outer_initial, row_of(loop, state.outer_states, 0), shape))
     made += _step_numbers(loop)
     operators = row_biases.operators(loop)
     for step in steps:
@@ -144,8 +146,8 @@ def _forward(loop: Loop) -> Operators:
 def _states(loop: Loop, outer: str) -> Operators:
     """All values of a state, and what is shown of them."""
     assert loop.unrolled is not None
-    rows = [_row(loop, outer, row) for row in range(loop.unrolled.steps + 1)]
-    is_whole = outer in _whole(loop)
+    rows = [row_of(loop, outer, row) for row in range(loop.unrolled.steps + 1)]
+    is_whole = outer in whole(loop)
     made: Operators = []
     if is_whole:
         made.append(_joined(loop, rows, outer))
@@ -157,6 +159,8 @@ def _states(loop: Loop, outer: str) -> Operators:
             made.append(new_operator("Alias", rows[-1:], [alias.outer_output], loop.forward))
         elif is_whole:
             made.append(state_slices.operator(loop, outer, alias.outer_output, alias.offset))
+        elif outer in loop.unrolled.memory:
+            made.append(row_memory.shown(loop, loop.unrolled.memory[outer], alias.outer_output))
         else:
             made.append(_joined(loop, rows[1:], alias.outer_output))
     return made
@@ -177,7 +181,7 @@ def _backward(loop: Loop) -> Operators:
     for step in reversed(range(steps)):
         for of in of_states.values():
             if of.of_all is not None and step < steps - 1 and of.outer not in outgoing:
-                row = _row(loop, of.outer, step + 1)
+                row = row_of(loop, of.outer, step + 1)
                 made.append(new_operator("Sum", [row, from_outside[of.outer][step]], [row], loop.forward))
         names = _backward_names(loop, step)
         operators = gradient.operators
@@ -187,10 +191,10 @@ def _backward(loop: Loop) -> Operators:
         made += _shaped(loop, gradient.backward_links, step)
     initial = {state.outer_states: state.outer_initial for state in loop.states}
     for outer, of in of_states.items():
-        made += of_initial_value(loop, of, _row(loop, of.outer, 0), initial[outer])
+        made += of_initial_value(loop, of, row_of(loop, of.outer, 0), initial[outer])
     buffers = backward_buffers(loop)
     for link in {link.outer: link for link in sequence_links(loop) if link.outer != kept}.values():
-        rows = [_row(loop, link.outer, step + link.offset) for step in range(steps)]
+        rows = [row_of(loop, link.outer, step + link.offset) for step in range(steps)]
         made.append(_joined(loop, rows, buffers.get(link.outer, link.outer)))
         if link.outer == gradient.sequence and link.inner in loop.unrolled.shapeless:
             shape, old = loop.new_blob("unrolled_shape"), loop.new_blob("unrolled_old_shape")
@@ -208,7 +212,7 @@ def _shaped(loop: Loop, links: Sequence[Link], step: int) -> Operators:
     made: Operators = []
     for link in dict.fromkeys(links):
         if link.outer in columns and link.inner in loop.unrolled.shapeless:
-            row = _row(loop, link.outer, step + link.offset)
+            row = row_of(loop, link.outer, step + link.offset)
             made.append(_reshaped(loop, row, row, [1, -1, columns[link.outer]]))
     return made
 
@@ -231,7 +235,7 @@ def sequence_links(loop: Loop) -> List[Link]:
 def _last(loop: Loop, outer: str, of: StateGradient, from_outside: List[str]) -> Operators:
     """The gradient of a state's last value, and the rows of that of all values, if there is one."""
     assert loop.unrolled is not None
-    row, size = _row(loop, of.outer, loop.unrolled.steps), loop.unrolled.columns[outer]
+    row, size = row_of(loop, of.outer, loop.unrolled.steps), loop.unrolled.columns[outer]
     made: Operators = []
     if of.of_all is not None:
         # To the engine's operator only its number of elements matters.
@@ -248,7 +252,7 @@ def _last(loop: Loop, outer: str, of: StateGradient, from_outside: List[str]) ->
         inputs = ([row] if of.of_last is not None else []) + from_outside[-1:]
         made.append(new_operator("Sum", inputs, [row], loop.forward))
     if not made:
-        like = _row(loop, outer, loop.unrolled.steps)
+        like = row_of(loop, outer, loop.unrolled.steps)
         made.append(new_operator("ConstantFill", [like], [row], loop.forward, value=0.0))
     return made
 
@@ -258,7 +262,7 @@ def _last(loop: Loop, outer: str, of: StateGradient, from_outside: List[str]) ->
 
 def _forward_names(loop: Loop, step: int) -> Dict[str, str]:
     names = {blob: _own(loop, blob, step) for blob in loop.written}
-    names.update({link.inner: _row(loop, link.outer, step + link.offset) for link in loop.links})
+    names.update({link.inner: row_of(loop, link.outer, step + link.offset) for link in loop.links})
     names[loop.timestep] = _step_number(loop, step)
     return names
 
@@ -268,7 +272,7 @@ def _backward_names(loop: Loop, step: int) -> Dict[str, str]:
     assert gradient is not None
     names = _forward_names(loop, step)
     seen = set(gradient.links) | set(gradient.backward_links)
-    seen_rows = {link.inner: _row(loop, link.outer, step + link.offset) for link in seen}
+    seen_rows = {link.inner: row_of(loop, link.outer, step + link.offset) for link in seen}
     own = {link.inner: link.outer for link in gradient.backward_links if link.outer == memory(loop)}
     seen_rows.update((inner, _row_of_gradient(loop, outer, step)) for inner, outer in own.items())
     changed = set(changed_in_place(loop))
@@ -287,7 +291,7 @@ def changed_in_place(loop: Loop) -> List[str]:
     return [blob for blob in written if blob in found]
 
 
-def _row(loop: Loop, outer: str, row: int) -> str:
+def row_of(loop: Loop, outer: str, row: int) -> str:
     """A row of an outer blob that links show."""
     # Another net may write to a row of its own, which must not be where this one's has been: see `memory_names.py`.
     ending = VIEW if outer == memory(loop) else ""

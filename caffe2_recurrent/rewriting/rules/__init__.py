@@ -18,6 +18,7 @@ from caffe2_recurrent.rewriting.rules.gru_unit import GRUUnits
 from caffe2_recurrent.rewriting.rules.invariants import Invariants
 from caffe2_recurrent.rewriting.rules.joined_gradients import JoinedGradients
 from caffe2_recurrent.rewriting.rules.joined_sequence import JoinedSequence
+from caffe2_recurrent.rewriting.rules.kept_rows import KeptRows
 from caffe2_recurrent.rewriting.rules.lstm_unit import LSTMUnits
 from caffe2_recurrent.rewriting.rules.merged_gates import MergedGates
 from caffe2_recurrent.rewriting.rules.merged_sums import MergedSums
@@ -85,5 +86,6 @@ RULES = (
     OneWorkspace(),
     UnrolledSteps(),
     ChainedSteps(),
+    KeptRows(),
     UnchangedWeights(),
 )

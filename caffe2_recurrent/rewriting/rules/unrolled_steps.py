@@ -97,7 +97,7 @@ class UnrolledSteps(Rule):
         else:
             condition = _with_rows(loop, condition, shapes)
         columns = {outer: (shape or (0,))[-1] for outer, shape in shapes.items()}
-        loop.unrolled = Unrolled(steps, condition, columns, _shapeless(loop, sizes), biases)
+        loop.unrolled = Unrolled(steps, condition, columns, _shapeless(loop, sizes), biases, {})
 
 
 def _is_as_large(loop: Loop, blob: str, axis: int, size: int, name: str) -> str:
