@@ -293,7 +293,7 @@ def test_tensors_stay_until_the_number_of_sequences_changes():
     assert_tensors_stay(*support.lstm(**FORWARD), False)
 
 
-@they_stay
+@NUMBERS
 def test_tensors_of_a_loop_that_is_trained_stay_until_then(two_loops):
     assert_tensors_stay(*support.lstm(), True)
 

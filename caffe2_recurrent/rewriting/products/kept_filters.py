@@ -65,7 +65,7 @@ Operators = List[caffe2_pb2.OperatorDef]
 def emit(emitter: Emitter, loop: Loop, product: Product) -> None:
     """The operators of the step in place of the product, and those before the loop."""
     # Another net of the workspace, as one that trains, may make its own in each run, under the names that it has.
-    ending = "_stays" if stay(loop) else ""
+    ending = "_stays" if tensors_stay(loop) else ""
     rows, results, seen = loop.new_blobs(
         "{}_{}x{}".format(product.output, product.outer, product.inner),
         ("_rows_there" + ending, "_there" + ending, "_rows_seen"),
@@ -94,9 +94,12 @@ def emit(emitter: Emitter, loop: Loop, product: Product) -> None:
 
 def stay(loop: Loop) -> bool:
     """Whether what is laid out for steps stays where it is from run to run, and so may their operators."""
-    if loop.surroundings.net_frees or kept_results.missing():
-        return False
-    return not thread_numbers.matter() or Keeping.WEIGHTS in loop.may_keep
+    return tensors_stay(loop) and (not thread_numbers.matter() or Keeping.WEIGHTS in loop.may_keep)
+
+
+def tensors_stay(loop: Loop) -> bool:
+    """Whether the tensors for rows and for results do, while there are as many rows."""
+    return not loop.surroundings.net_frees and not kept_results.missing()
 
 
 @functools.lru_cache(maxsize=None)
@@ -264,7 +267,7 @@ def _workspaces(loop: Loop, operator: caffe2_pb2.OperatorDef) -> str:
 def _when_other_rows(loop: Loop, number: str, seen: str, emitter: Emitter, made: Sequence[str]) -> Operators:
     """The operators for the outer net; where `made` stays, for runs of another number of rows than was `seen` last."""
     operators = onednn.in_a_net(emitter.operators, made, loop)
-    if not stay(loop):
+    if not tensors_stay(loop):
         return operators
     return kept_results.when_changed(loop, {number: EQUAL}, {number: seen}, operators, made, core.DataType.INT64)
 
@@ -289,7 +292,7 @@ def _filters(loop: Loop, product: Product, in_front: Emitter, made: List[str], w
                 onednn_tensors.add_filters(in_front, filters, product.outer, product.inner)
                 made.append(filters)
             return onednn_copies.copy_there(emitter, plain, filters)
-        if stay(loop):
+        if tensors_stay(loop):
             # Of the weights, so that nobody takes apart what has to be done together.
             emitter.add("Shape", [weights], workspaces)
             others.append(workspaces)
