@@ -6,11 +6,11 @@ from caffe2.python import core, workspace
 from caffe2.python.model_helper import ModelHelper
 
 import rewriting_support as support
-from caffe2_recurrent import LSTM, optimize, prediction_net
+from caffe2_recurrent import LSTM, optimize, prediction_net, recurrent_net
 from caffe2_recurrent.loops.loop import laid_out_when_changed
 from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.rewriting.emit import is_aten
-from caffe2_recurrent.rewriting.rules import kept_rows
+from caffe2_recurrent.rewriting.rules import kept_rows, unrolled_steps
 from cells import CELLS
 from test_rewriting_nnpack_over_steps import opened
 from test_rewriting_unchanged_weights import as_built, assert_runs_see, change, parameters
@@ -89,6 +89,54 @@ def test_runs_behind_one_that_is_refused(rules):
         support.feed(T, 1, seed=seed)
         workspace.RunNet(model.net)
         support.assert_same(support.values(blobs), as_built(blobs))
+
+
+@pytest.mark.parametrize("has_bias", [False, True], ids=["", "bias"])
+@pytest.mark.parametrize("size", [1, D])
+def test_runs_behind_one_whose_sequence_has_longer_rows(size, has_bias, monkeypatch):
+    """Of a step net whose sequence is fed, and made by no product: it is refused, as the sum in a step refuses it."""
+    monkeypatch.setattr(Sizes, "is_parameter", lambda self, blob: blob in "wb")
+
+    def net(name):
+        model = ModelHelper(name)
+        step = ModelHelper(name + "_step", param_model=model)
+        x, before = step.net.AddExternalInputs("x_t", "h_prev")
+        if has_bias:
+            product = step.net.FC([before, "w", "b"], "product", axis=2)
+        else:
+            # `invariants` has something to make of weights.
+            twice = step.net.Scale(["w"], "twice", scale=2.0)
+            product = step.net.BatchMatMul([before, twice], "product", trans_b=1, broadcast=1)
+        now = step.net.Sum([product, x], "h")
+        recurrent_net(
+            net=model.net,
+            cell_net=step.net,
+            inputs=[(x, "x")],
+            initial_cell_inputs=[(before, "h0")],
+            links={before: now},
+            scope="rnn",
+            outputs_with_grads=(0,),
+            forward_only=True,
+        )
+        return model
+
+    random = np.random.RandomState(2)
+    for blob, shape in {"x": (T, 1, size), "h0": (1, 1, size), "w": (size, size), "b": (size,)}.items():
+        workspace.FeedBlob(blob, random.uniform(-1, 1, shape).astype(np.float32))
+    built, model = net("built"), net("model")
+    report = optimize(model, ["invariants", *FEW], even_if_slower=True, **PROMISED)
+    assert report.counts[RULE] == 1, report
+    workspace.CreateNet(model.net)
+    for columns in (size, size + 1, size):
+        workspace.FeedBlob("x", random.uniform(-1, 1, (T, 1, columns)).astype(np.float32))
+        if columns != size:
+            with pytest.raises(RuntimeError):
+                workspace.RunNet(model.net)
+            continue
+        workspace.RunNet(model.net)
+        found = workspace.FetchBlob("h_all")
+        workspace.RunNetOnce(built.net)
+        np.testing.assert_allclose(found, workspace.FetchBlob("h_all"), atol=support.TOLERANCE)
 
 
 @RULES
@@ -251,23 +299,14 @@ def test_nothing_that_is_made_of_weights():
 
 
 def test_sizes_that_are_not_known(monkeypatch):
-    monkeypatch.setattr(kept_rows, "_shapes", lambda *_: {})
+    for name in ("_sequences", "_states"):
+        monkeypatch.setattr(kept_rows, name, lambda *_: {})
     assert reason(one_sequence(**FORWARD)) == "of no sequence and no state are the sizes known"
 
 
 def test_rows_that_are_written_in_a_shape_that_is_not_known(monkeypatch):
     """They are put together as before."""
-    before = kept_rows._shapes
-
-    def none_of_states(loop, sizes):
-        shapeless = frozenset(link.inner for link in loop.links)
-        known, loop.unrolled = loop.unrolled, loop.unrolled._replace(shapeless=shapeless)
-        try:
-            return before(loop, sizes)
-        finally:
-            loop.unrolled = known
-
-    monkeypatch.setattr(kept_rows, "_shapes", none_of_states)
+    monkeypatch.setattr(unrolled_steps, "_shapeless", lambda loop, _: frozenset(link.inner for link in loop.links))
     model, blobs = lstm()
     ((steps, _),) = branches(model.net)
     assert [operator.type for operator in steps.op].count("Concat") == 2

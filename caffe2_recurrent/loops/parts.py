@@ -89,6 +89,13 @@ class RowBiases(NamedTuple):
     outgoing: Dict[str, int]
 
 
+class RowMemory(NamedTuple):
+    """Memory of which rows are views, see `row_memory.py`: an outer blob; for a sequence, zeros as long as a row."""
+
+    blob: str
+    zeros: str = ""
+
+
 class Unrolled(NamedTuple):
     """`condition`, an outer blob, says whether there are the `steps` that a loop is written out for, see `unrolled.py`.
 
@@ -102,7 +109,7 @@ class Unrolled(NamedTuple):
     columns: Dict[str, int]
     shapeless: FrozenSet[str]
     biases: RowBiases
-    memory: Dict[str, str]
+    memory: Dict[str, RowMemory]
     is_chain: bool = False
 
     @property

@@ -16,12 +16,36 @@ from typing import Optional, Sequence
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.parts import RowMemory
 from caffe2_recurrent.operators import new_operator
 from caffe2_recurrent.rewriting.emit import ATEN
 
 
-def add(loop: Loop, name: str, rows: Sequence[str], shape: Sequence[int]) -> str:
-    """Memory in front of the loop, for `rows` of that shape one behind the other; gives its blob."""
+def of_vectors(loop: Loop, sequence: str, rows: Sequence[str], size: int) -> RowMemory:
+    """Memory in front of the loop for the rows of a sequence, each `[size]`."""
+    zeros = loop.add_before("ConstantFill", [], sequence + "_no_bias", shape=[size], value=0.0)
+    return RowMemory(_add(loop, sequence, rows, [size]), zeros)
+
+
+def of_values(loop: Loop, states: str, rows: Sequence[str], size: int) -> RowMemory:
+    """Likewise, for the values of a state, each `[1, 1, size]`."""
+    return RowMemory(_add(loop, states, rows, [1, 1, size]))
+
+
+def filled(loop: Loop, memory: RowMemory, blob: str, bias: Optional[str]) -> caffe2_pb2.OperatorDef:
+    """What puts a sequence there, with a bias added to each row, if there is one.
+
+    Unlike Copy it refuses rows of another size, and what is not of floats. Either would be put into memory of its own.
+    """
+    return new_operator("Add", [blob, bias or memory.zeros], [memory.blob], loop.forward, broadcast=1)
+
+
+def shown(loop: Loop, memory: RowMemory, blob: str) -> caffe2_pb2.OperatorDef:
+    """What shows the values of a state there as `blob`."""
+    return new_operator("Alias", [memory.blob], [blob], loop.forward)
+
+
+def _add(loop: Loop, name: str, rows: Sequence[str], shape: Sequence[int]) -> str:
     length, *others = shape
     memory = loop.new_blob(name + "_rows_memory")
     elements = [len(rows) * length, *others]
@@ -30,15 +54,3 @@ def add(loop: Loop, name: str, rows: Sequence[str], shape: Sequence[int]) -> str
         view = {"operator": "narrow", "dim": 0, "start": position * length, "length": length}
         loop.before.append(new_operator(ATEN, [memory], [row], loop.forward, **view))
     return memory
-
-
-def filled(loop: Loop, memory: str, blob: str, bias: Optional[str]) -> caffe2_pb2.OperatorDef:
-    """What puts a sequence there, with a bias added to each row. Unlike Copy, both refuse what is not of floats."""
-    if bias is not None:
-        return new_operator("Add", [blob, bias], [memory], loop.forward, broadcast=1)
-    return new_operator("Scale", [blob], [memory], loop.forward, scale=1.0)
-
-
-def shown(loop: Loop, memory: str, blob: str) -> caffe2_pb2.OperatorDef:
-    """What shows the values of a state there as `blob`."""
-    return new_operator("Alias", [memory], [blob], loop.forward)

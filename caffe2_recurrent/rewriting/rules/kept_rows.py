@@ -1,6 +1,6 @@
 """Rows of steps that are written out, in memory that stays from run to run."""
 
-from typing import Dict, Iterable, Optional, Sequence
+from typing import Dict, Iterable, Optional
 
 from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.loops.parts import Keeping
@@ -38,31 +38,32 @@ class KeptRows(Rule):
             return "the number of sequences may be another in a later run"
         if not unchanged_weights.found(loop, sizes):
             return "nothing is made of weights in its first run"
-        if not _shapes(loop, sizes):
+        if not _sequences(loop, sizes) and not _states(loop):
             return "of no sequence and no state are the sizes known"
         return None
 
     def rewrite(self, loop: Loop, site: Site, sizes: Sizes) -> None:
         assert loop.unrolled is not None
-        states = {state.outer_states for state in unrolled.states(loop)}
-        for outer, shape in _shapes(loop, sizes).items():
-            first = int(outer in states)
-            rows = [unrolled.row_of(loop, outer, row + first) for row in range(loop.unrolled.steps)]
-            loop.unrolled.memory[outer] = row_memory.add(loop, outer, rows, shape)
+        steps = range(loop.unrolled.steps)
+        for outer, size in _sequences(loop, sizes).items():
+            rows = [unrolled.row_of(loop, outer, step) for step in steps]
+            loop.unrolled.memory[outer] = row_memory.of_vectors(loop, outer, rows, size)
+        for outer, size in _states(loop).items():
+            rows = [unrolled.row_of(loop, outer, step + 1) for step in steps]
+            loop.unrolled.memory[outer] = row_memory.of_values(loop, outer, rows, size)
 
 
-def _shapes(loop: Loop, sizes: Sizes) -> Dict[str, Sequence[int]]:
-    """What rows of which memory is to stay look like to the steps, by their outer blobs."""
+def _sequences(loop: Loop, sizes: Sizes) -> Dict[str, int]:
+    """Those whose rows are biases, by their outer blobs, with the elements of a row."""
+    shapes = {outer: sizes.shape(outer) or () for outer in row_biases.of_sequences(loop)}
+    # To rows of one element rows of any number could be added.
+    return {outer: shape[-1] for outer, shape in shapes.items() if len(shape) == DIMENSIONS and shape[-1] > 1}
+
+
+def _states(loop: Loop) -> Dict[str, int]:
+    """Those of which all new values are put together, and nothing else is, likewise."""
     assert loop.unrolled is not None
-    found: Dict[str, Sequence[int]] = {}
-    for outer in row_biases.of_sequences(loop):
-        shape = sizes.shape(outer)
-        if shape is not None and len(shape) == DIMENSIONS:
-            found[outer] = [shape[-1]]
-    for state in unrolled.states(loop):
-        outer = state.outer_states
-        written = {link.inner for link in loop.links if link.outer == outer and link.offset == 1}
-        is_joined = any(alias.outer_states == outer and alias.offset == 1 for alias in loop.aliases)
-        if is_joined and outer not in unrolled.whole(loop) and written.isdisjoint(loop.unrolled.shapeless):
-            found[outer] = [1, 1, loop.unrolled.columns[outer]]
-    return found
+    joined = {alias.outer_states for alias in loop.aliases if alias.offset == 1} - unrolled.whole(loop)
+    shapeless = {link.outer for link in loop.links if link.inner in loop.unrolled.shapeless}
+    of_states = [state.outer_states for state in unrolled.states(loop)]
+    return {outer: loop.unrolled.columns[outer] for outer in of_states if outer in joined - shapeless}
