@@ -8,9 +8,11 @@ import comparing
 import rewriting_support as support
 import step_nets
 from caffe2_recurrent import LSTM, MILSTM, recurrent_net
+from caffe2_recurrent.loops.parts import Keeping
 from caffe2_recurrent.rewriting.elementwise import vectorised
-from caffe2_recurrent.rewriting.products import onednn, product_ways
+from caffe2_recurrent.rewriting.products import onednn, product_ways, step_products
 from caffe2_recurrent.rewriting.products.product_ways import NNPACK
+from caffe2_recurrent.rewriting.trials.timing import result
 from numpy_lstm import Case
 from onednn_support import EVERY_CELL, assert_cell, force
 from step_nets import Maker
@@ -206,3 +208,17 @@ def test_no_steps(way):
 @CHOSEN
 def test_other_weights_in_the_second_run(rules, way):
     support.assert_same(with_other_weights(optimised(rules)), with_other_weights(lambda model: None))
+
+
+@pytest.mark.usefixtures("nnpack_products")
+@pytest.mark.parametrize("is_added", [False, True], ids=["", "added"])
+def test_in_trials_rows_are_written_and_results_read_by_others(is_added):
+    """Of all ways alike: what a core waits for, because another one has it, is what it waits for in a step."""
+    size = step_products.Size("FC", 3, 5, 7, True, True, is_added, 1, Keeping.FILTERS | Keeping.WEIGHTS)
+    random = np.random.RandomState(0)
+    for way in (step_products.AS_IT_IS, step_products.TRANSPOSED, *product_ways.ways_of(1, may_keep=True)):
+        subject = step_products._subject(size, way)
+        values = {blob: random.uniform(-1, 1, shape).astype(np.float32) for blob, shape in subject.shapes.items()}
+        right = values["rows"] @ values["w"].T + values["b"] + (values["a"] if is_added else 0)
+        found = result([*subject.kept, *subject.once, *subject.step], values, "result")
+        np.testing.assert_allclose(found.reshape(right.shape), right, atol=support.TOLERANCE)

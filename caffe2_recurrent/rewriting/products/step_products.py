@@ -170,18 +170,25 @@ def _subject(size: Size, way: str) -> Subject:
     operator = caffe2_pb2.OperatorDef(type=size.kind, input=list(shapes), output=["y"])
     multiplication = {"broadcast": 1, "trans_b": int(size.in_rows)}
     set_arguments(operator, multiplication if size.kind == MULTIPLICATION else {"axis": FEATURES})
-    adding = []
+    shapes["rows"] = shapes["x"]
+    # A core waits for what another one has read, to write to it, and for what another one has written. In a step others
+    # write the rows and read the results, by one core.
+    writing, reading = (
+        caffe2_pb2.OperatorDef(type="Copy", input=[source], output=[target])
+        for source, target in (("rows", "x"), ("y", "result"))
+    )
+    behind = [reading]
     if size.is_added:
         shapes["a"] = (size.parts, size.rows, size.outer)
-        adding.append(caffe2_pb2.OperatorDef(type="Sum", input=["y", "a"], output=["y"]))
+        behind.insert(0, caffe2_pb2.OperatorDef(type="Sum", input=["y", "a"], output=["y"]))
     if way == AS_IT_IS:
-        return Subject([operator, *adding], shapes)
-    loop = trial.lone_loop(shapes, WEIGHTS, size.may_keep)
+        return Subject([writing, operator, *behind], shapes)
+    loop = trial.lone_loop([*shapes, "y", "result"], WEIGHTS, size.may_keep)
     if way == TRANSPOSED:
         operator.type, operator.input[1] = TRANSPOSED, loop.add_before("Transpose", ["w"], "w_transposed")
-        return subject_of(loop, [operator, *adding], shapes)
+        return subject_of(loop, [writing, operator, *behind], shapes)
     product = read_product(loop, operator, Sizes(shapes), size.rows)
     if size.is_added and onednn.adds(way):
-        product, adding = product._replace(addend="a"), []
+        product, behind = product._replace(addend="a"), [reading]
     emitter = product_ways.emit(way, loop, product, operator)
-    return subject_of(loop, [*emitter.operators, *adding], shapes)
+    return subject_of(loop, [writing, *emitter.operators, *behind], shapes)
