@@ -88,6 +88,14 @@ def no_nnpack_products(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
 
 
 @pytest.fixture
+def weights_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parameters are known by their names, where nothing else tells them, as a dimension may be the batch's size."""
+    from caffe2_recurrent.loops.sizes import Sizes
+
+    monkeypatch.setattr(Sizes, "is_parameter", lambda self, blob: blob.endswith(("_w", "_b")))
+
+
+@pytest.fixture
 def whole_trials() -> None:
     """Trials take the time in which they find what is faster; elsewhere they take less, and are wrong more often."""
 

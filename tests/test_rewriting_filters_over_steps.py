@@ -6,9 +6,8 @@ from caffe2.python import core, workspace
 from caffe2.python.model_helper import ModelHelper
 
 import rewriting_support as support
-from caffe2_recurrent import GRU, LSTM, optimize, prediction_net
+from caffe2_recurrent import GRU, LSTM, optimize
 from caffe2_recurrent.loops.loop import laid_out_when_changed
-from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.operator_arguments import nets_of
 from caffe2_recurrent.rewriting.products import fixed_rows, kept_filters, onednn, thread_numbers
 from caffe2_recurrent.rewriting.products.fixed_rows import NET, Size
@@ -19,7 +18,14 @@ from caffe2_recurrent.rewriting.trials.timing import Seconds
 from cells import CELLS
 from test_rewriting_nnpack_over_steps import opened
 from test_rewriting_packed_products import assert_rows_stay_apart
-from test_rewriting_unchanged_weights import as_built, assert_runs_see, change, parameters
+from test_rewriting_unchanged_weights import (
+    as_built,
+    assert_a_predictor_needs_the_weights_alone,
+    assert_other_weights_are_seen_when_created_anew,
+    assert_runs_see,
+    change,
+    parameters,
+)
 
 RULE = "filters_over_steps"
 ALONE = [RULE, "unchanged_weights"]
@@ -48,9 +54,7 @@ def convolving(net):
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
-def test_cells_have_the_values_of_a_numpy_loop(cell, monkeypatch):
-    # Of these nets it is not known what are parameters, and a dimension may be the number of sequences.
-    monkeypatch.setattr(Sizes, "is_parameter", lambda self, blob: blob.endswith(("_w", "_b")))
+def test_cells_have_the_values_of_a_numpy_loop(cell, weights_by_name):
     with support.optimising(ALL, **PROMISED) as lines:
         for lengths in (None, [cell.steps, 1]):
             workspace.ResetWorkspace()
@@ -143,23 +147,11 @@ def test_what_it_reads_is_made_in_the_first_run(rules):
 
 
 def test_other_weights_are_seen_by_a_net_that_is_created_anew():
-    model, blobs = with_filters()
-    for seed in range(2):
-        for blob in parameters():
-            change(blob, seed)
-        workspace.CreateNet(model.net, overwrite=True)
-        workspace.RunNet(model.net, 2)
-        support.assert_same(support.values(blobs), as_built(blobs))
+    assert_other_weights_are_seen_when_created_anew(*with_filters())
 
 
 def test_a_predictor_needs_the_weights_alone():
-    model, blobs = with_filters(ALL)
-    net, found = prediction_net(model, ["x", "h0", "c0"], blobs[:1])
-    assert sorted(map(str, found)) == sorted(parameters())
-    right = as_built(blobs[:1])
-    workspace.CreateNet(net)
-    workspace.RunNet(net, 2)
-    support.assert_same(support.values(blobs[:1]), right)
+    assert_a_predictor_needs_the_weights_alone(*with_filters(ALL))
 
 
 @RULES

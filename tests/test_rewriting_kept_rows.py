@@ -6,14 +6,20 @@ from caffe2.python import core, workspace
 from caffe2.python.model_helper import ModelHelper
 
 import rewriting_support as support
-from caffe2_recurrent import LSTM, optimize, prediction_net, recurrent_net
+from caffe2_recurrent import LSTM, optimize, recurrent_net
 from caffe2_recurrent.loops.loop import laid_out_when_changed
 from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.rewriting.emit import is_aten
 from caffe2_recurrent.rewriting.rules import kept_rows, unrolled_steps
 from cells import CELLS
 from test_rewriting_nnpack_over_steps import opened
-from test_rewriting_unchanged_weights import as_built, assert_runs_see, change, parameters
+from test_rewriting_unchanged_weights import (
+    as_built,
+    assert_a_predictor_needs_the_weights_alone,
+    assert_other_weights_are_seen_when_created_anew,
+    assert_runs_see,
+    change,
+)
 from test_rewriting_unrolled_steps import branches
 
 pytestmark = pytest.mark.usefixtures("unrolled_steps", "chained_steps")
@@ -41,9 +47,7 @@ def lstm(rules=FEW, name="model", steps=T, **options):
 
 
 @pytest.mark.parametrize("cell", [cell for cell in CELLS if not cell.inputs], ids=lambda cell: cell.name)
-def test_cells_have_the_values_of_a_numpy_loop(cell, monkeypatch):
-    # Of these nets it is not known what are parameters, and a dimension may be the number of sequences.
-    monkeypatch.setattr(Sizes, "is_parameter", lambda self, blob: blob.endswith(("_w", "_b")))
+def test_cells_have_the_values_of_a_numpy_loop(cell, weights_by_name):
     with support.optimising(MOST, **PROMISED) as lines:
         for lengths in (None, [cell.steps - 1]):
             workspace.ResetWorkspace()
@@ -54,8 +58,7 @@ def test_cells_have_the_values_of_a_numpy_loop(cell, monkeypatch):
     }
 
 
-def test_lstms_are_among_those_cells(monkeypatch):
-    monkeypatch.setattr(Sizes, "is_parameter", lambda self, blob: blob.endswith(("_w", "_b")))
+def test_lstms_are_among_those_cells(weights_by_name):
     cell = next(cell for cell in CELLS if cell.name == "lstm")
     with support.optimising(MOST, **PROMISED) as lines:
         cell.but(batch=1, options={**cell.options, "forward_only": True}).assert_right(executor=False)
@@ -184,13 +187,7 @@ def test_wrong_views_are_seen(planted):
 
 
 def test_other_weights_are_seen_by_a_net_that_is_created_anew():
-    model, blobs = lstm(MOST)
-    for seed in range(2):
-        for blob in parameters():
-            change(blob, seed)
-        workspace.CreateNet(model.net, overwrite=True)
-        workspace.RunNet(model.net, 2)
-        support.assert_same(support.values(blobs), as_built(blobs))
+    assert_other_weights_are_seen_when_created_anew(*lstm(MOST))
 
 
 # ------------------------------------------------------------------------------------------------------------ the net
@@ -218,13 +215,7 @@ def test_nothing_is_left_for_a_second_time(rules):
 
 
 def test_a_predictor_needs_the_weights_alone():
-    model, blobs = lstm(MOST)
-    net, found = prediction_net(model, ["x", "h0", "c0"], blobs[:1])
-    assert sorted(map(str, found)) == sorted(parameters())
-    right = as_built(blobs[:1])
-    workspace.CreateNet(net)
-    workspace.RunNet(net, 2)
-    support.assert_same(support.values(blobs[:1]), right)
+    assert_a_predictor_needs_the_weights_alone(*lstm(MOST))
 
 
 def test_two_layers():

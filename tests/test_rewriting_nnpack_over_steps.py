@@ -7,7 +7,6 @@ from caffe2.python.model_helper import ModelHelper
 import rewriting_support as support
 from caffe2_recurrent import GRU, LSTM, optimize
 from caffe2_recurrent.loops.loop import laid_out_when_changed
-from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.operator_arguments import nets_of
 from caffe2_recurrent.rewriting.products import nnpack, separate_rows
 from caffe2_recurrent.rewriting.products.product_ways import NNPACK
@@ -48,9 +47,7 @@ def opened(net):
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
-def test_cells_have_the_values_of_a_numpy_loop(cell, monkeypatch):
-    # Of these nets it is not known what are parameters, and a dimension may be the number of sequences.
-    monkeypatch.setattr(Sizes, "is_parameter", lambda self, blob: blob.endswith(("_w", "_b")))
+def test_cells_have_the_values_of_a_numpy_loop(cell, weights_by_name):
     with support.optimising(ALL) as lines:
         for lengths in (None, [cell.steps, 1]):
             workspace.ResetWorkspace()

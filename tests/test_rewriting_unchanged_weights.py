@@ -87,6 +87,26 @@ def assert_runs_see(changes, model, blobs, sizes=(), **options):
         support.assert_same(support.values(blobs), as_built(blobs, **options))
 
 
+def assert_other_weights_are_seen_when_created_anew(model, blobs):
+    """By a net that keeps what it has made of weights for good."""
+    for seed in range(2):
+        for blob in parameters():
+            change(blob, seed)
+        workspace.CreateNet(model.net, overwrite=True)
+        workspace.RunNet(model.net, 2)
+        support.assert_same(support.values(blobs), as_built(blobs))
+
+
+def assert_a_predictor_needs_the_weights_alone(model, blobs):
+    """Cut out of a net that has been optimised, whatever that makes in its first run."""
+    net, found = prediction_net(model, ["x", "h0", "c0"], blobs[:1])
+    assert sorted(map(str, found)) == sorted(parameters())
+    right = as_built(blobs[:1])
+    workspace.CreateNet(net)
+    workspace.RunNet(net, 2)
+    support.assert_same(support.values(blobs[:1]), right)
+
+
 def parameters():
     return ["layer/" + name for name in ("i2h_w", "i2h_b", "gates_t_w", "gates_t_b")]
 
