@@ -95,7 +95,9 @@ def test_an_lstm(options, rules, layout):
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
 @pytest.mark.parametrize("rules", [ALONE, None], ids=["alone", "all rules"])
-def test_cells_have_the_values_and_gradients_of_a_numpy_loop(cell, rules):
+@pytest.mark.parametrize("layout", LAYOUTS[:1], ids=str, indirect=True)
+def test_cells_have_the_values_and_gradients_of_a_numpy_loop(cell, rules, layout):
+    # A trial may find one with zeros to be faster.
     fired, reasons = support.fired_on(cell, rules, RULE)
     # By itself it is only of those whose products of the step are moved out and whose sequence is made by one.
     assert fired or cell.name.startswith("attention") or rules == ALONE and cell.name == "gru", reasons

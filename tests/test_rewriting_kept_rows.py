@@ -37,6 +37,7 @@ T, D = support.T, support.D
 def lstm(rules=FEW, name="model", steps=T, **options):
     """An LSTM for one sequence whose rows stay, and its results."""
     model, blobs = support.lstm(name=name, **FORWARD, **options)
+    support.without_executor(model)
     support.feed(steps, 1)
     report = optimize(model, rules, even_if_slower=True, **PROMISED)
     assert report.counts[RULE] == 1, report
