@@ -62,6 +62,14 @@ def optimising(rules=None, even_if_slower=True, trials=True, **promises):
         workspace.RunNetOnce = run
 
 
+def assert_right_forwards(cell, lengths, **changed):
+    """A cell that is not trained, without lengths and with these."""
+    for given in (None, lengths):
+        workspace.ResetWorkspace()
+        forward = cell.but(lengths=given, options={**cell.options, "forward_only": True}, **changed)
+        forward.assert_right(executor=False)
+
+
 def fired_on(cell, rules, name):
     """How often a rule fired on variants of a cell, each of which is right, and why it did not elsewhere."""
     fired = 0

@@ -50,10 +50,7 @@ def promised(rules=TRANSPOSED, **options):
 def test_cells_have_the_values_of_a_numpy_loop(cell):
     reports = []
     with install(optimize=True, even_if_slower=True, constant_weights=True, trials=False, on_report=reports.append):
-        for lengths in (None, [cell.steps, 1]):
-            workspace.ResetWorkspace()
-            forward = cell.but(lengths=lengths, options={**cell.options, "forward_only": True})
-            forward.assert_right(executor=False)
+        support.assert_right_forwards(cell, [cell.steps, 1])
     assert [report.counts[RULE] for report in reports if report.total] == [1, 1]
 
 

@@ -49,10 +49,7 @@ def opened(net):
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
 def test_cells_have_the_values_of_a_numpy_loop(cell, weights_by_name):
     with support.optimising(ALL) as lines:
-        for lengths in (None, [cell.steps, 1]):
-            workspace.ResetWorkspace()
-            forward = cell.but(lengths=lengths, options={**cell.options, "forward_only": True})
-            forward.assert_right(executor=False)
+        support.assert_right_forwards(cell, [cell.steps, 1])
     assert lines.counts[RULE] >= 2, lines.reasons
 
 

@@ -70,14 +70,8 @@ def in_place_of(operator: caffe2_pb2.OperatorDef, loop: Loop, size: Size) -> Mad
     memory, rows, results = _memory(loop, result, size)
     wanted, equal, has_rows = (loop.new_blob(result + name) for name in ("_rows_wanted", "_are_equal", "_has_rows"))
     found = loop.new_blob(result + "_rows_found")
-    number = len(size.of_rows)
-    filling = {"shape": [number], "values": list(size.of_rows)}
-    once = [
-        *laying_out,
-        *copying,
-        *memory,
-        new_operator("GivenTensorInt64Fill", [], [wanted], operator, **filling),
-    ]
+    filling = {"shape": [len(size.of_rows)], "values": list(size.of_rows)}
+    once = [*laying_out, *copying, *memory, new_operator("GivenTensorInt64Fill", [], [wanted], operator, **filling)]
     emitter = Emitter(loop, operator, result)
     emitter.operators += thread_numbers.set_at_once(emitter.blob("number"))
     # Unlike Copy, it refuses what is not of floats, as the FC does.

@@ -42,12 +42,13 @@ class FiltersOverSteps(Rule):
         return net_products.sites(loop, (PRODUCT,))
 
     def refusal(self, loop: Loop, site: Site, sizes: Sizes) -> Optional[str]:
-        reason = onednn.why_not()
-        if reason is not None:
-            return reason
         operators, position = site.where
         operator = operators[position]
-        reason = net_products.why_not(loop, operator, sizes) or net_products.why_not_own(loop, operators, operator)
+        reason = (
+            onednn.why_not()
+            or net_products.why_not(loop, operator, sizes)
+            or net_products.why_not_own(loop, operators, operator)
+        )
         if reason is not None:
             return reason
         x, *given = operator.input
