@@ -407,6 +407,45 @@ def test_all_values_of_a_state_are_there_if_something_reads_them(reader):
     assert all(map(np.array_equal, found, expected))
 
 
+@pytest.mark.parametrize("rules", [ALONE, ALL], ids=["alone", "all rules"])
+def test_what_a_loop_has_left_views_of_is_not_written_to(rules):
+    """Its states may be gone by then, as behind a run that has failed; its outputs show them until the next run."""
+    options = {"gradients": False, "forward_only": True}
+    model, blobs = written_out(rules, **options)
+    plain, _ = support.lstm(name="plain", **options)
+    for net in (plain.net, model.net):
+        workspace.CreateNet(net)
+    workspace.RunNet(plain.net)
+    states = [str(blob) for blob in workspace.Blobs() if str(blob).endswith("_prev_states")]
+    assert len(states) == 2
+    left = support.values(states)
+    support.feed(seed=5)
+    workspace.RunNet(model.net)
+    found = support.values(blobs)
+    support.assert_same(support.values(states), left)
+    workspace.RunNet(plain.net)
+    support.assert_same(found, support.values(blobs))
+
+
+@GRADIENTS
+def test_it_goes_on_behind_a_loop_that_has_failed(gradients):
+    """Of other numbers of steps it is the loop that runs."""
+    model, blobs = written_out(gradients=gradients, forward_only=not gradients)
+    workspace.CreateNet(model.net)
+    workspace.RunNet(model.net)
+    expected = support.values(blobs)
+    for more in (1, 500):
+        support.feed(steps=support.T + 1)
+        workspace.RunNet(model.net)
+        workspace.FeedBlob("h0", np.ones((1, support.N, support.D + more), np.float32))
+        with pytest.raises(RuntimeError):
+            workspace.RunNet(model.net)
+        support.feed()
+        for _ in range(2):
+            workspace.RunNet(model.net)
+            support.assert_same(support.values(blobs), expected)
+
+
 @pytest.mark.parametrize("written", range(4))
 @pytest.mark.parametrize("how", ["in place", "by another name", "in a net"])
 def test_outputs_that_something_else_writes_to(how, written):

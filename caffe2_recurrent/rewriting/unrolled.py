@@ -162,7 +162,7 @@ def _states(loop: Loop, outer: str) -> Operators:
         elif outer in loop.unrolled.memory:
             made.append(row_memory.shown(loop, loop.unrolled.memory[outer], alias.outer_output))
         else:
-            made.append(_joined(loop, rows[1:], alias.outer_output))
+            made += _joined_apart(loop, rows[1:], alias.outer_output)
     return made
 
 
@@ -195,7 +195,10 @@ def _backward(loop: Loop) -> Operators:
     buffers = backward_buffers(loop)
     for link in {link.outer: link for link in sequence_links(loop) if link.outer != kept}.values():
         rows = [row_of(loop, link.outer, step + link.offset) for step in range(steps)]
-        made.append(_joined(loop, rows, buffers.get(link.outer, link.outer)))
+        if link.outer in buffers:
+            made += _joined_apart(loop, rows, buffers[link.outer])
+        else:
+            made.append(_joined(loop, rows, link.outer))
         if link.outer == gradient.sequence and link.inner in loop.unrolled.shapeless:
             shape, old = loop.new_blob("unrolled_shape"), loop.new_blob("unrolled_old_shape")
             made.append(new_operator("Shape", [gradient.like], [shape], loop.forward))
@@ -371,6 +374,12 @@ def _shown(loop: Loop, blob: str, rows: Sequence[str]) -> Operators:
 
 def _joined(loop: Loop, rows: Sequence[str], blob: str) -> caffe2_pb2.OperatorDef:
     return new_operator("Concat", rows, [blob, loop.new_blob("unrolled_sizes")], loop.forward, axis=0)
+
+
+def _joined_apart(loop: Loop, rows: Sequence[str], blob: str) -> Operators:
+    """Likewise, where a loop leaves a view of states in `blob`, that may be gone when the next run finds it there."""
+    own = loop.new_blob("unrolled_" + blob.split("/")[-1])
+    return [_joined(loop, rows, own), new_operator("Alias", [own], [blob], loop.forward)]
 
 
 def _reshaped(loop: Loop, blob: str, result: str, shape: Sequence[int]) -> caffe2_pb2.OperatorDef:

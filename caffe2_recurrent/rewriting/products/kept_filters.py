@@ -13,18 +13,20 @@ changed (`unchanged_weights.py`), and the operators of steps outlive runs (`stay
 if there were another: its name says its sizes, and `are_right` tries all that with each.
 
 With AVX-512 the order of filters depends on the number of OpenMP's threads, and no operator makes it. So there they are
-left to the convolution, which is made anew for other weights: in each run, or when they have changed. For that
-something else is put into the blob of the step workspaces of the loop, which no other loop has, and the engine makes
-new ones. What is planned for some sizes is remembered in each thread, without that number; what is made of the plan, in
-the process, with it. So where a thread gets another number, or one of another number runs operators that stay, filters
-may be in another order than they are read, and results go behind their memory. No operator tells that number, so that
-there only who says that it is one, and stays, has such products (`constant_threads`). One change is not the caller's,
-but ATen's. `thread_numbers.py` is about that.
+left to the convolution, which is made anew for other weights: in each run, or when they have changed. It lays out
+weights `[K, M]` in less time where it reads them as they lie (`filters_of_columns.py`). For that something else is put
+into the blob of the step workspaces of the loop, which no other loop has, and the engine makes new ones. What is
+planned for some sizes is remembered in each thread, without that number; what is made of the plan, in the process, with
+it. So where a thread gets another number, or one of another number runs operators that stay, filters may be in another
+order than they are read, and results go behind their memory. No operator tells that number, so that there only who says
+that it is one, and stays, has such products (`constant_threads`). One change is not the caller's, but ATen's.
+`thread_numbers.py` is about that.
 
 Both tensors of oneDNN's, for rows and for results, are made in front of the loop, for as many rows as the run has;
-where they stay, when that is another number than in the run before. The memory of each is that of a blob of the CPU's.
-Steps write rows to the one and read results from the other; no operator of theirs writes that by its name. So until all
-else is done there is an operator in its place that copies the results back.
+where they stay, when that is another number than in the run before. Rows of another width are refused
+(`row_widths.py`). The memory of each is that of a blob of the CPU's. Steps write rows to the one and read results from
+the other; no operator of theirs writes that by its name. So until all else is done there is an operator in its place
+that copies the results back.
 
 Source: caffe2/ideep/operators/conv_op.cc; for a source whose channels come last, convolution_forward in ideep's
 operators/conv.hpp asks for such a result, too.
@@ -44,7 +46,14 @@ from caffe2_recurrent.operator_arguments import integer, nets_of, set_arguments
 from caffe2_recurrent.operators import SUM, copied, is_on_onednn, new_operator
 from caffe2_recurrent.rewriting import kept_results
 from caffe2_recurrent.rewriting.emit import Emitter
-from caffe2_recurrent.rewriting.products import onednn, onednn_copies, onednn_tensors, thread_numbers
+from caffe2_recurrent.rewriting.products import (
+    filters_of_columns,
+    onednn,
+    onednn_copies,
+    onednn_tensors,
+    row_widths,
+    thread_numbers,
+)
 from caffe2_recurrent.rewriting.products.onednn_tensors import shown
 from caffe2_recurrent.rewriting.products.product import Product
 from caffe2_recurrent.rewriting.same_weights import EQUAL
@@ -72,6 +81,9 @@ def emit(emitter: Emitter, loop: Loop, product: Product) -> None:
     )
     in_front = Emitter(loop, loop.forward, product.output)
     number = thread_numbers.add_number_of_rows(loop)
+    widths = product.widths or ()
+    sizes = row_widths.add_sizes(loop, number, widths) if tensors_stay(loop) else number
+    row_widths.check(in_front, widths)
     onednn_tensors.add_rows(in_front, rows, product.inner, number)
     onednn_tensors.add_rows(in_front, results, product.outer, number)
     workspaces = _workspaces(loop, emitter.beside)
@@ -80,11 +92,13 @@ def emit(emitter: Emitter, loop: Loop, product: Product) -> None:
     made = [rows, results, shown(rows), shown(results), workspaces]
     position = len(loop.before)
     inputs = [rows, _filters(loop, product, in_front, made, workspaces)]
-    loop.before[position:position] = _when_other_rows(loop, number, seen, in_front, made)
+    loop.before[position:position] = _when_other_rows(loop, sizes, seen, in_front, made)
     if product.bias is not None:
         inputs.append(onednn.laid_out_before(loop, "plain", product.bias, [product.outer], onednn.copied_there))
     for outer in (shown(rows), *inputs, results, shown(results)):
         loop.add_reference(outer)
+    if product.widths is None:
+        row_widths.check_in_step(emitter, product.input, product.inner)
     emitter.add("Copy", [product.input], shown(rows))
     onednn.add(emitter, "Conv", inputs, [results], kernel=1, training_mode=0)
     if product.sigmoid is not None:
@@ -264,12 +278,12 @@ def _workspaces(loop: Loop, operator: caffe2_pb2.OperatorDef) -> str:
     return loop.made[key]
 
 
-def _when_other_rows(loop: Loop, number: str, seen: str, emitter: Emitter, made: Sequence[str]) -> Operators:
-    """The operators for the outer net; where `made` stays, for runs of another number of rows than was `seen` last."""
+def _when_other_rows(loop: Loop, sizes: str, seen: str, emitter: Emitter, made: Sequence[str]) -> Operators:
+    """The operators for the outer net; where `made` stays, for runs of other `sizes` than were `seen` last."""
     operators = onednn.in_a_net(emitter.operators, made, loop)
     if not tensors_stay(loop):
         return operators
-    return kept_results.when_changed(loop, {number: EQUAL}, {number: seen}, operators, made, core.DataType.INT64)
+    return kept_results.when_changed(loop, {sizes: EQUAL}, {sizes: seen}, operators, made, core.DataType.INT64)
 
 
 def _filters(loop: Loop, product: Product, in_front: Emitter, made: List[str], workspaces: str) -> str:
@@ -279,28 +293,50 @@ def _filters(loop: Loop, product: Product, in_front: Emitter, made: List[str], w
     """
     shape = [product.outer, product.inner, 1, 1]
     others: List[str] = []
+    # What is made of weights, so that it may stay while they do, must be made of nothing else.
+    front = None if Keeping.WEIGHTS in loop.may_keep else in_front
+    has_order = stay(loop) and not thread_numbers.matter()
+    reads_columns = (
+        front is not None
+        and tensors_stay(loop)
+        and not has_order
+        and product.rows is None
+        and filters_of_columns.are_right(product.inner, product.outer)
+    )
 
     def lay_out(emitter: Emitter, weights: str) -> str:
-        if stay(loop) and not thread_numbers.matter():
-            plain = emitter.new("Transpose" if product.rows is None else "Alias", [weights], "plain")
-            emitter.reshape_in_place(plain, shape)
-            filters = emitter.blob("filters_{}x{}".format(product.outer, product.inner))
-            if Keeping.WEIGHTS in loop.may_keep:
-                # What is made of weights must be made of nothing else.
-                onednn_tensors.add_filters(emitter, filters, product.outer, product.inner)
-            else:
-                onednn_tensors.add_filters(in_front, filters, product.outer, product.inner)
-                made.append(filters)
-            return onednn_copies.copy_there(emitter, plain, filters)
+        if has_order:
+            return in_order(emitter, weights)
         if tensors_stay(loop):
             # Of the weights, so that nobody takes apart what has to be done together.
             emitter.add("Shape", [weights], workspaces)
             others.append(workspaces)
+        if reads_columns:
+            return where_columns_lie(emitter, weights)
         there = onednn.copied_there(emitter, weights)
         if product.rows is None:
             there = onednn.transposed(emitter, there)
         onednn_copies.reshape_there(emitter, there, shape)
         return there
+
+    def in_order(emitter: Emitter, weights: str) -> str:
+        plain = emitter.new("Transpose" if product.rows is None else "Alias", [weights], "plain")
+        emitter.reshape_in_place(plain, shape)
+        filters = emitter.blob("filters_{}x{}".format(product.outer, product.inner))
+        onednn_tensors.add_filters(front or emitter, filters, product.outer, product.inner)
+        if front is not None:
+            made.append(filters)
+        return onednn_copies.copy_there(emitter, plain, filters)
+
+    def where_columns_lie(emitter: Emitter, weights: str) -> str:
+        filters = emitter.blob("columns_{}x{}".format(product.inner, product.outer))
+        filters_of_columns.add(in_front, filters, product.inner, product.outer)
+        made.extend([filters, shown(filters)])
+        emitter.add("Copy", [weights], shown(filters))
+        others.append(shown(filters))
+        # They are so already: that they are given here lets others know what they are made of.
+        onednn_copies.reshape_there(emitter, filters, shape)
+        return filters
 
     if product.rows is not None:
         return onednn.laid_out_before(loop, "filters", product.rows, shape[:2], lay_out, others)

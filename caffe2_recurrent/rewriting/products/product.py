@@ -2,6 +2,8 @@
 
 from typing import NamedTuple, Optional
 
+from caffe2_recurrent.rewriting.products.row_widths import Widths
+
 # Axes, so that each of several matrices is transposed.
 LAST_TWO = [0, 2, 1]
 
@@ -12,7 +14,8 @@ class Product(NamedTuple):
     `columns` is W stored as `[K, M]`, `rows` W stored as `[M, K]`; one of the two is None. `batch` is N, if known.
     `sigmoid` is the blob of sigmoid(Y), if Y is wanted for nothing else, and the sigmoid is to be taken there too.
     There is an addend only where the way to have the product `adds`. With several `parts` W has as many matrices,
-    `[parts, K, M]` or `[parts, M, K]`, and so has Y `[parts, N, M]`: by convolution, and without a bias.
+    `[parts, K, M]` or `[parts, M, K]`, and so has Y `[parts, N, M]`: by convolution, and without a bias. `widths` are
+    behind K, as `row_widths.py` says.
     """
 
     input: str
@@ -26,3 +29,4 @@ class Product(NamedTuple):
     sigmoid: Optional[str] = None
     addend: Optional[str] = None
     parts: int = 1
+    widths: Optional[Widths] = ()

@@ -9,7 +9,7 @@ from caffe2_recurrent.loops.parts import Keeping
 from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.operators import SUM
 from caffe2_recurrent.rewriting import unchanged_weights
-from caffe2_recurrent.rewriting.products import kept_filters, product_ways, separate_rows, step_products
+from caffe2_recurrent.rewriting.products import kept_filters, product_ways, row_widths, separate_rows, step_products
 from caffe2_recurrent.rewriting.products.product import Product
 from caffe2_recurrent.rewriting.products.sigmoids import with_sigmoid
 from caffe2_recurrent.rewriting.products.step_products import AS_IT_IS, GAIN, Size, seconds_of_step
@@ -99,6 +99,8 @@ class PackedProducts(Rule):
         ways = _ways(loop, product, may_keep)
         way = _fastest(operator.type, product, sizes.steps(loop), is_added, ways, may_keep)
         product = with_sum(way, loop, operators, position, with_sigmoid(way, loop, operators, position, product))
+        widths = row_widths.of_rows(loop, operator, product.input, product.inner, sizes)
+        product = product._replace(widths=widths)
         emitter = product_ways.emit(way, loop, product, operator)
         result = product.sigmoid or product.output
         others = [other.type for other in operators if result in other.output and other is not operator]

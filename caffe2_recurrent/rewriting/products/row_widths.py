@@ -1,0 +1,100 @@
+"""Whether the rows of a step are as wide as those for which its product has memory and filters.
+
+Who writes rows of another width to memory that oneDNN reads makes it another blob's, and oneDNN would go on reading
+what was there. So that is found out before a row is written. Where rows are slices, beside each other or changed by
+element, it is the sequences and initial states that tell: before the loop, and only if these have other shapes than in
+the run before. Of others, that the step computes, it tells itself.
+
+In a backward step rows are as wide as those of the forward pass have made them.
+"""
+
+from typing import NamedTuple, Optional, Tuple
+
+from caffe2.proto import caffe2_pb2
+
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.sizes import Sizes
+from caffe2_recurrent.operator_arguments import integer
+from caffe2_recurrent.operators import new_operator
+from caffe2_recurrent.rewriting.emit import Emitter
+from caffe2_recurrent.rewriting.steps.rows import BINARY, ELEMENTWISE, FEATURES
+
+BY_ELEMENT = ELEMENTWISE | BINARY
+# To Slice, what is behind the last but one dimension, and the end.
+LAST, END = -2, -1
+
+
+class Width(NamedTuple):
+    """The last dimension of an outer blob."""
+
+    blob: str
+    size: int
+
+
+Widths = Tuple[Width, ...]
+
+
+def of_rows(loop: Loop, operator: caffe2_pb2.OperatorDef, rows: str, width: int, sizes: Sizes) -> Optional[Widths]:
+    """What is behind rows of that `width`, which `operator` of a step reads; None if nothing in front of the loop is."""
+    if not any(operator is other for other in loop.operators):
+        return ()
+    found = _of(loop, rows, sizes)
+    return found if found is not None and _total(found) == width else None
+
+
+def _of(loop: Loop, blob: str, sizes: Sizes) -> Optional[Widths]:
+    making = [operator for operator in loop.operators if blob in operator.output]
+    if not making:
+        return _of_what_is_there(loop, blob, sizes)
+    if len(making) > 1:
+        return None
+    (operator,) = making
+    if operator.type in BY_ELEMENT:
+        # What else is put together with the widest is as wide, or is repeated, or does not fit.
+        known = [found for found in (_of(loop, read, sizes) for read in operator.input) if found is not None]
+        widest = max(known, key=_total, default=None)
+        return None if widest is None or _total(widest) == 1 else widest
+    if operator.type != "Concat" or integer(operator, "axis", 1) != FEATURES:
+        return None
+    parts = [_of(loop, part, sizes) for part in operator.input]
+    return None if None in parts else tuple(width for part in parts for width in part or ())
+
+
+def _of_what_is_there(loop: Loop, blob: str, sizes: Sizes) -> Optional[Widths]:
+    """Of a slice, that of what it is one of; of an outer blob that a rule has made, its own."""
+    link = loop.link(blob)
+    outer = blob if link is None else link.outer
+    initial = {state.outer_states: state.outer_initial for state in loop.states}
+    outer = initial.get(outer, outer)
+    if link is None and not any(outer in operator.output for operator in loop.before):
+        return None
+    shape = sizes.shape(outer) or sizes.made_by(loop.before).get(outer)
+    return (Width(outer, shape[-1]),) if shape else None
+
+
+def _total(widths: Widths) -> int:
+    return sum(width.size for width in widths)
+
+
+def add_sizes(loop: Loop, number: str, widths: Widths) -> str:
+    """An outer blob that says how many rows there are, which `number` says too, and what shapes such blobs have."""
+    shapes = [
+        loop.add_before("Shape", [width.blob], width.blob.split("/")[-1] + "_shape") for width in dict.fromkeys(widths)
+    ]
+    return loop.add_columns([number, *shapes], "sizes_of_rows") if shapes else number
+
+
+def check(emitter: Emitter, widths: Widths) -> None:
+    """Operators in front of the loop that fail unless blobs have these."""
+    for width in dict.fromkeys(widths):
+        shape = emitter.new("Shape", [width.blob], "part_shape")
+        found = emitter.new("Slice", [shape], "part_width", starts=[LAST], ends=[END])
+        wanted = emitter.new("GivenTensorInt64Fill", [], "wanted_width", shape=[1], values=[width.size])
+        same = emitter.new("EQ", [found, wanted], "has_width")
+        message = "the last dimension of '{0.blob}' is not {0.size}, for which the net has been optimised".format(width)
+        emitter.operators.append(new_operator("Assert", [same], [], emitter.beside, error_msg=message))
+
+
+def check_in_step(emitter: Emitter, rows: str, width: int) -> None:
+    """An operator of the step that fails unless the rows, as many as there are, have that width."""
+    emitter.reshape_in_place(rows, [0, 0, width])
