@@ -35,7 +35,7 @@ Widths = Tuple[Width, ...]
 
 
 def of_rows(loop: Loop, operator: caffe2_pb2.OperatorDef, rows: str, width: int, sizes: Sizes) -> Optional[Widths]:
-    """What is behind rows of that `width`, which `operator` of a step reads; None if nothing in front of the loop is."""
+    """What makes `rows`, which an operator of a step reads, of that `width`; None if that is not known."""
     if not any(operator is other for other in loop.operators):
         return ()
     found = _of(loop, rows, sizes)
