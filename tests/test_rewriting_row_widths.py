@@ -141,6 +141,17 @@ def test_widths_that_make_up_for_each_other_are_refused():
         workspace.RunNet(net)
 
 
+def test_other_numbers_of_steps_make_nothing_anew():
+    """What tells that memory is to be made for others knows nothing of them."""
+    net, *_ = optimised(lstm)
+    workspace.RunNet(net)
+    seen = [str(blob) for blob in workspace.Blobs() if str(blob).endswith("_rows_seen")]
+    before = [workspace.FetchBlob(blob) for blob in seen]
+    workspace.FeedBlob("x", np.ones((STEPS + 2, BATCH, DIM_IN), np.float32))
+    workspace.RunNet(net)
+    assert all(map(np.array_equal, map(workspace.FetchBlob, seen), before)) and bool(seen) == IS_RIGHT
+
+
 def test_without_the_check_they_would_be_taken(monkeypatch):
     """What the tests above find is not there otherwise."""
     monkeypatch.setattr(row_widths, "check", lambda *_: None)
@@ -219,17 +230,17 @@ SUM = ("Add", ["x_t", "h_prev"], ["r"], {})
 @pytest.mark.parametrize(
     "operators, width, expected",
     [
-        ([("Copy", ["x_t"], ["r"], {})], 5, (("x", 5),)),
-        ([("Concat", ["x_t", "h_prev", "ones"], ["r", "sizes"], AXIS)], 11, (("x", 5), ("h0", 5), ("ones", 1))),
+        ([("Copy", ["x_t"], ["r"], {})], 5, (("x", 5, True),)),
+        ([("Concat", ["x_t", "h_prev", "ones"], ["r", "sizes"], AXIS)], 11, (("x", 5, True), ("h0", 5), ("ones", 1))),
         (
             [
                 ("Concat", ["x_t", "h_prev"], ["q", "sizes"], AXIS),
                 ("Concat", ["q", "x_t"], ["r", "other sizes"], AXIS),
             ],
             15,
-            (("x", 5), ("h0", 5), ("x", 5)),
+            (("x", 5, True), ("h0", 5), ("x", 5, True)),
         ),
-        ([SUM], 5, (("x", 5),)),
+        ([SUM], 5, (("x", 5, True),)),
         ([("Exp", ["x_t"], ["e"], {}), ("Mul", ["e", "h_prev"], ["r"], {})], 5, (("h0", 5),)),
         # The wider one is computed, and not known.
         ([("Exp", ["x_t"], ["e"], {}), ("Mul", ["ones", "e"], ["r"], {})], 5, None),

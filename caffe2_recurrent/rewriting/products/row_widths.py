@@ -8,7 +8,7 @@ the run before. Of others, that the step computes, it tells itself.
 In a backward step rows are as wide as those of the forward pass have made them.
 """
 
-from typing import NamedTuple, Optional, Tuple
+from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from caffe2.proto import caffe2_pb2
 
@@ -25,10 +25,16 @@ LAST, END = -2, -1
 
 
 class Width(NamedTuple):
-    """The last dimension of an outer blob."""
+    """The last dimension of an outer blob; that of a sequence, which has other numbers of steps, is the third."""
 
     blob: str
     size: int
+    is_of_sequence: bool = False
+
+    @property
+    def shape(self) -> Dict[str, List[int]]:
+        """The arguments of Shape, so that it tells of no steps."""
+        return {"axes": [FEATURES]} if self.is_of_sequence else {}
 
 
 Widths = Tuple[Width, ...]
@@ -63,13 +69,12 @@ def _of(loop: Loop, blob: str, sizes: Sizes) -> Optional[Widths]:
 def _of_what_is_there(loop: Loop, blob: str, sizes: Sizes) -> Optional[Widths]:
     """Of a slice, that of what it is one of; of an outer blob that a rule has made, its own."""
     link = loop.link(blob)
-    outer = blob if link is None else link.outer
-    initial = {state.outer_states: state.outer_initial for state in loop.states}
-    outer = initial.get(outer, outer)
-    if link is None and not any(outer in operator.output for operator in loop.before):
+    if link is None and not any(blob in operator.output for operator in loop.before):
         return None
+    initial = {state.outer_states: state.outer_initial for state in loop.states}
+    outer = blob if link is None else initial.get(link.outer, link.outer)
     shape = sizes.shape(outer) or sizes.made_by(loop.before).get(outer)
-    return (Width(outer, shape[-1]),) if shape else None
+    return (Width(outer, shape[-1], link is not None and outer == link.outer),) if shape else None
 
 
 def _total(widths: Widths) -> int:
@@ -77,9 +82,10 @@ def _total(widths: Widths) -> int:
 
 
 def add_sizes(loop: Loop, number: str, widths: Widths) -> str:
-    """An outer blob that says how many rows there are, which `number` says too, and what shapes such blobs have."""
+    """An outer blob that says how many rows there are, which `number` says too, and how wide these blobs are."""
     shapes = [
-        loop.add_before("Shape", [width.blob], width.blob.split("/")[-1] + "_shape") for width in dict.fromkeys(widths)
+        loop.add_before("Shape", [width.blob], width.blob.split("/")[-1] + "_shape", **width.shape)
+        for width in dict.fromkeys(widths)
     ]
     return loop.add_columns([number, *shapes], "sizes_of_rows") if shapes else number
 
@@ -87,7 +93,7 @@ def add_sizes(loop: Loop, number: str, widths: Widths) -> str:
 def check(emitter: Emitter, widths: Widths) -> None:
     """Operators in front of the loop that fail unless blobs have these."""
     for width in dict.fromkeys(widths):
-        shape = emitter.new("Shape", [width.blob], "part_shape")
+        shape = emitter.new("Shape", [width.blob], "part_shape", **width.shape)
         found = emitter.new("Slice", [shape], "part_width", starts=[LAST], ends=[END])
         wanted = emitter.new("GivenTensorInt64Fill", [], "wanted_width", shape=[1], values=[width.size])
         same = emitter.new("EQ", [found, wanted], "has_width")
