@@ -248,7 +248,9 @@ SUM = ("Add", ["x_t", "h_prev"], ["r"], {})
         ([("Exp", ["x_t"], ["r"], {})], 5, None),
         ([("Exp", ["x_t"], ["e"], {}), ("Concat", ["e", "h_prev"], ["r", "sizes"], AXIS)], 10, None),
         ([("Concat", ["x_t", "h_prev"], ["r", "sizes"], {"axis": 1})], 5, None),
-        ([SUM, ("Add", ["r", "h_prev"], ["r"], {})], 5, None),
+        ([SUM, ("Add", ["r", "h_prev"], ["r"], {})], 5, (("x", 5, True),)),
+        ([("Tanh", ["x_t"], ["x_t"], {}), ("Copy", ["x_t"], ["r"], {})], 5, (("x", 5, True),)),
+        ([SUM, ("Exp", ["r"], ["r"], {})], 5, None),
         ([("Copy", ["a parameter"], ["r"], {})], 5, None),
         # Not what the weights want.
         ([SUM], 6, None),
@@ -259,6 +261,12 @@ def test_what_is_behind_rows(operators, width, expected):
     sizes = Sizes({"x": (3, BATCH, 5), "h0": (BATCH, 5), "a parameter": (5,)})
     found = row_widths.of_rows(loop, loop.operators[-1], "r", width, sizes)
     assert found == (None if expected is None else tuple(Width(*given) for given in expected))
+
+
+def test_what_is_written_behind_the_product_does_not_count():
+    loop = loop_of(SUM, ("FC", ["r", "w", "b"], ["y"], AXIS), ("Exp", ["y"], ["r"], {}))
+    sizes = Sizes({"x": (3, BATCH, 5), "h0": (BATCH, 5)})
+    assert row_widths.of_rows(loop, loop.operators[1], "r", 5, sizes) == (Width("x", 5, True),)
 
 
 def test_sizes_that_are_not_known():

@@ -41,29 +41,31 @@ Widths = Tuple[Width, ...]
 
 
 def of_rows(loop: Loop, operator: caffe2_pb2.OperatorDef, rows: str, width: int, sizes: Sizes) -> Optional[Widths]:
-    """What makes `rows`, which an operator of a step reads, of that `width`; None if that is not known."""
-    if not any(operator is other for other in loop.operators):
+    """What makes `rows`, which an operator of a step reads, of that `width`; None if that is not known.
+
+    Nothing has to be known in a backward step.
+    """
+    position = next((index for index, other in enumerate(loop.operators) if other is operator), None)
+    if position is None:
         return ()
-    found = _of(loop, rows, sizes)
+    found = _of(loop, rows, position, sizes)
     return found if found is not None and _total(found) == width else None
 
 
-def _of(loop: Loop, blob: str, sizes: Sizes) -> Optional[Widths]:
-    making = [operator for operator in loop.operators if blob in operator.output]
+def _of(loop: Loop, blob: str, position: int, sizes: Sizes) -> Optional[Widths]:
+    """Of what `blob` is in front of the operator at `position`."""
+    making = [index for index, operator in enumerate(loop.operators[:position]) if blob in operator.output]
     if not making:
         return _of_what_is_there(loop, blob, sizes)
-    if len(making) > 1:
-        return None
-    (operator,) = making
+    operator = loop.operators[making[-1]]
+    read = [_of(loop, other, making[-1], sizes) for other in operator.input]
     if operator.type in BY_ELEMENT:
         # What else is put together with the widest is as wide, or is repeated, or does not fit.
-        known = [found for found in (_of(loop, read, sizes) for read in operator.input) if found is not None]
-        widest = max(known, key=_total, default=None)
+        widest = max((found for found in read if found is not None), key=_total, default=None)
         return None if widest is None or _total(widest) == 1 else widest
-    if operator.type != "Concat" or integer(operator, "axis", 1) != FEATURES:
+    if operator.type != "Concat" or integer(operator, "axis", 1) != FEATURES or None in read:
         return None
-    parts = [_of(loop, part, sizes) for part in operator.input]
-    return None if None in parts else tuple(width for part in parts for width in part or ())
+    return tuple(width for part in read for width in part or ())
 
 
 def _of_what_is_there(loop: Loop, blob: str, sizes: Sizes) -> Optional[Widths]:
