@@ -269,6 +269,14 @@ def test_what_is_written_behind_the_product_does_not_count():
     assert row_widths.of_rows(loop, loop.operators[1], "r", 5, sizes) == (Width("x", 5, True),)
 
 
+def test_each_operator_is_looked_at_once():
+    """Otherwise this would not end."""
+    doubling = [("Add", ["r", "r"], ["r"], {})] * 100
+    loop = loop_of(("Copy", ["x_t"], ["r"], {}), *doubling, ("FC", ["r", "w", "b"], ["y"], AXIS))
+    found = row_widths.of_rows(loop, loop.operators[-1], "r", 5, Sizes({"x": (3, BATCH, 5)}))
+    assert found == (Width("x", 5, True),)
+
+
 def test_sizes_that_are_not_known():
     loop = loop_of(SUM, ("FC", ["r", "w", "b"], ["y"], AXIS))
     assert row_widths.of_rows(loop, loop.operators[-1], "r", 5, Sizes({})) is None

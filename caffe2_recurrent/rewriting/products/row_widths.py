@@ -8,12 +8,12 @@ the run before. Of others, that the step computes, it tells itself.
 In a backward step rows are as wide as those of the forward pass have made them.
 """
 
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loops.loop import Loop
-from caffe2_recurrent.loops.sizes import Sizes
+from caffe2_recurrent.loops.sizes import Shape, Sizes
 from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.operators import new_operator
 from caffe2_recurrent.rewriting.emit import Emitter
@@ -48,34 +48,49 @@ def of_rows(loop: Loop, operator: caffe2_pb2.OperatorDef, rows: str, width: int,
     position = next((index for index, other in enumerate(loop.operators) if other is operator), None)
     if position is None:
         return ()
-    found = _of(loop, rows, position, sizes)
+    found = _in_front_of(loop, position, sizes)(rows)
     return found if found is not None and _total(found) == width else None
 
 
-def _of(loop: Loop, blob: str, position: int, sizes: Sizes) -> Optional[Widths]:
-    """Of what `blob` is in front of the operator at `position`."""
-    making = [index for index, operator in enumerate(loop.operators[:position]) if blob in operator.output]
-    if not making:
-        return _of_what_is_there(loop, blob, sizes)
-    operator = loop.operators[making[-1]]
-    read = [_of(loop, other, making[-1], sizes) for other in operator.input]
-    if operator.type in BY_ELEMENT:
-        # What else is put together with the widest is as wide, or is repeated, or does not fit.
-        widest = max((found for found in read if found is not None), key=_total, default=None)
-        return None if widest is None or _total(widest) == 1 else widest
-    if operator.type != "Concat" or integer(operator, "axis", 1) != FEATURES or None in read:
-        return None
-    return tuple(width for part in read for width in part or ())
+def _in_front_of(loop: Loop, position: int, sizes: Sizes) -> Callable[[str], Optional[Widths]]:
+    """A function that says it of a blob, as the operators before that one have left it."""
+    made_before = sizes.made_by(loop.before)
+    computed: Dict[str, Optional[Widths]] = {}
+
+    def of(blob: str) -> Optional[Widths]:
+        return computed[blob] if blob in computed else _of_what_is_there(loop, blob, sizes, made_before)
+
+    for operator in loop.operators[:position]:
+        first = None
+        if operator.type in BY_ELEMENT:
+            first = _widest([of(blob) for blob in operator.input])
+        elif operator.type == "Concat" and integer(operator, "axis", 1) == FEATURES:
+            first = _together([of(blob) for blob in operator.input])
+        computed.update(dict.fromkeys(operator.output))
+        # A Concat has another output, with sizes.
+        computed.update(dict.fromkeys(operator.output[:1], first))
+    return of
 
 
-def _of_what_is_there(loop: Loop, blob: str, sizes: Sizes) -> Optional[Widths]:
+def _widest(read: Sequence[Optional[Widths]]) -> Optional[Widths]:
+    """What else is put together with it by element is as wide, or is repeated, or does not fit."""
+    widest = max((found for found in read if found is not None), key=_total, default=None)
+    return None if widest is None or _total(widest) == 1 else widest
+
+
+def _together(read: Sequence[Optional[Widths]]) -> Optional[Widths]:
+    """What is put beside each other."""
+    return None if None in read else tuple(width for part in read for width in part or ())
+
+
+def _of_what_is_there(loop: Loop, blob: str, sizes: Sizes, made_before: Mapping[str, Shape]) -> Optional[Widths]:
     """Of a slice, that of what it is one of; of an outer blob that a rule has made, its own."""
     link = loop.link(blob)
     if link is None and not any(blob in operator.output for operator in loop.before):
         return None
     initial = {state.outer_states: state.outer_initial for state in loop.states}
     outer = blob if link is None else initial.get(link.outer, link.outer)
-    shape = sizes.shape(outer) or sizes.made_by(loop.before).get(outer)
+    shape = sizes.shape(outer) or made_before.get(outer)
     return (Width(outer, shape[-1], link is not None and outer == link.outer),) if shape else None
 
 
