@@ -98,7 +98,7 @@ def optimised(build, trained=False, rules=ALL):
 
 
 def assert_refused(of_net, blob, more):
-    """`blob` is, with so many columns more, and the net gives what it gave, before and after that."""
+    """With so many columns more `blob` is, and the net gives what it gave, before and after that."""
     net, result, expected = of_net
     for is_wrong in (False, True, False, True, False):
         feed(blob, more if is_wrong else 0)
@@ -210,7 +210,7 @@ def test_rows_that_the_step_computes(kind, more):
 
 
 def loop_of(*operators, before=()):
-    """One of such operators, and others in front of it."""
+    """A loop whose step has such operators, and others in front of it."""
     model = ModelHelper("model")
     step = core.Net("step")
     x, previous, _ = step.AddExternalInput("x_t", "h_prev", "timestep")

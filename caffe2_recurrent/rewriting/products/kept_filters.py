@@ -13,9 +13,9 @@ changed (`unchanged_weights.py`), and the operators of steps outlive runs (`stay
 if there were another: its name says its sizes, and `are_right` tries all that with each.
 
 With AVX-512 the order of filters depends on the number of OpenMP's threads, and no operator makes it. So there they are
-left to the convolution, which is made anew for other weights: in each run, or when they have changed. It lays out
-weights `[K, M]` in less time where it reads them as they lie (`filters_of_columns.py`). For that something else is put
-into the blob of the step workspaces of the loop, which no other loop has, and the engine makes new ones. What is
+left to the convolution, which is made anew for other weights: in each run, or when they have changed. For that
+something else is put into the blob of the step workspaces of the loop, which no other loop has, and the engine makes
+new ones. Weights `[K, M]` are laid out in less time where they are read as they lie (`filters_of_columns.py`). What is
 planned for some sizes is remembered in each thread, without that number; what is made of the plan, in the process, with
 it. So where a thread gets another number, or one of another number runs operators that stay, filters may be in another
 order than they are read, and results go behind their memory. No operator tells that number, so that there only who says

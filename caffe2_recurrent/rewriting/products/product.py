@@ -15,7 +15,7 @@ class Product(NamedTuple):
     `sigmoid` is the blob of sigmoid(Y), if Y is wanted for nothing else, and the sigmoid is to be taken there too.
     There is an addend only where the way to have the product `adds`. With several `parts` W has as many matrices,
     `[parts, K, M]` or `[parts, M, K]`, and so has Y `[parts, N, M]`: by convolution, and without a bias. `widths` are
-    behind K, as `row_widths.py` says.
+    what K comes of, as `row_widths.of_rows` finds it: None if nothing in front of the loop tells.
     """
 
     input: str

@@ -99,8 +99,9 @@ class PackedProducts(Rule):
         ways = _ways(loop, product, may_keep)
         way = _fastest(operator.type, product, sizes.steps(loop), is_added, ways, may_keep)
         product = with_sum(way, loop, operators, position, with_sigmoid(way, loop, operators, position, product))
-        widths = row_widths.of_rows(loop, operator, product.input, product.inner, sizes)
-        product = product._replace(widths=widths)
+        if way == product_ways.KEPT_FILTERS:
+            widths = row_widths.of_rows(loop, operator, product.input, product.inner, sizes)
+            product = product._replace(widths=widths)
         emitter = product_ways.emit(way, loop, product, operator)
         result = product.sigmoid or product.output
         others = [other.type for other in operators if result in other.output and other is not operator]
