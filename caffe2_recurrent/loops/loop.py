@@ -38,6 +38,8 @@ from caffe2_recurrent.wiring import Alias, Link, alias_arguments, link_arguments
 WINDOWS = ("link_window", "backward_link_window")
 # The net of an `If` whose results stay from run to run, see `kept_results.py`.
 WHEN_CHANGED = "weights_changed"
+# The net of an `If` that runs parts of the batch, see `batch_parts/side_by_side.py`.
+IN_PARTS = "batch_in_parts"
 # What ends the name of a step net that has been changed.
 CONTENT = re.compile("_[0-9a-f]{8}$")
 BACKWARD = (BACKWARD_STEP_NET, POSITIONS, PYTHON_POSITIONS, SEQUENCE_GRADIENTS)
@@ -355,8 +357,15 @@ def has_backward_step(forward: caffe2_pb2.OperatorDef) -> bool:
 
 
 def stands_for_loop(operator: caffe2_pb2.OperatorDef) -> bool:
-    """Whether it is an `If` with a loop for other numbers of steps than those that are written out in it."""
-    return operator.type == "If" and any(other.type == OPERATOR for other in net_argument(operator, "else_net").op)
+    """Whether it is an `If` with a loop for other numbers of steps than those that are written out in it, or for fewer
+    sequences than there are parts of the batch."""
+    others = net_argument(operator, "else_net").op if operator.type == "If" else ()
+    return any(other.type == OPERATOR for other in others) or is_in_parts(operator)
+
+
+def is_in_parts(operator: caffe2_pb2.OperatorDef) -> bool:
+    """Whether it is an `If` that runs parts of the batch side by side."""
+    return operator.type == "If" and net_argument(operator, "then_net").name == IN_PARTS
 
 
 def laid_out_when_changed(operator: caffe2_pb2.OperatorDef) -> Sequence[caffe2_pb2.OperatorDef]:

@@ -6,7 +6,7 @@ from typing import Any, Optional, Sequence, Union
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.arguments import Blob, is_blob, is_integer, known_name
-from caffe2_recurrent.loops.loop import Loop, stands_for_loop
+from caffe2_recurrent.loops.loop import Loop, is_in_parts, stands_for_loop
 from caffe2_recurrent.loops.reading import read_loops
 from caffe2_recurrent.nets import read_net
 from caffe2_recurrent.operators import OPERATOR
@@ -43,11 +43,14 @@ def note_no_loops(
     name: str,
     net: caffe2_pb2.NetDef,
     values: Problems,
-    advice: str = "optimize it without the rule 'unrolled_steps'",
+    advice: Optional[str] = None,
 ) -> None:
-    """Note why there are none, and with `advice` what to do where that is because steps are written out."""
-    if any(map(stands_for_loop, net.op)):
-        values.add("{} has its steps written out; {}", name, advice)
+    """Note why there are none, and with `advice` what to do where that is because steps are written out, or the batch
+    is in parts."""
+    if any(map(is_in_parts, net.op)):
+        values.add("{} has its batch in parts; {}", name, advice or "optimize it without `batch_parts`")
+    elif any(map(stands_for_loop, net.op)):
+        values.add("{} has its steps written out; {}", name, advice or "optimize it without the rule 'unrolled_steps'")
     else:
         found = dict.fromkeys(operator.type for operator in net.op)
         others = "its operators are " + names(found) if found else "it has no operators"

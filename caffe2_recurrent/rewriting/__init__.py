@@ -11,16 +11,17 @@ from typing import Any, Iterable, List, Mapping, Optional, Sequence
 from caffe2.proto import caffe2_pb2
 from caffe2.python import workspace
 
-from caffe2_recurrent.arguments import Blob, is_iterable, read_flag
+from caffe2_recurrent.arguments import Blob, is_integer, is_iterable, read_flag
 from caffe2_recurrent.loops.reading import read_loops
 from caffe2_recurrent.loops.shape_checks import check_shapes, read_shapes
-from caffe2_recurrent.loops.sizes import Shape, find_sizes
+from caffe2_recurrent.loops.sizes import Shape, Sizes, find_sizes
 from caffe2_recurrent.loops.surroundings import FREEING
 from caffe2_recurrent.nets import AnyNet, init_net_of, read_net
 from caffe2_recurrent.operator_arguments import nets_of
 from caffe2_recurrent.operators import LOOPS
 from caffe2_recurrent.problems import Problems, given, meant
-from caffe2_recurrent.rewriting.net_pass import rewritten
+from caffe2_recurrent.rewriting.batch_parts.parting import rewritten_in_parts
+from caffe2_recurrent.rewriting.net_pass import Rewritten, rewritten
 from caffe2_recurrent.rewriting.promises import Promises
 from caffe2_recurrent.rewriting.report import Refusal, Report, Rewrite
 from caffe2_recurrent.rewriting.rule import Rule
@@ -44,6 +45,7 @@ def optimize(
     constant_threads: bool = False,
     without: Optional[Iterable[str]] = None,
     constant_weights: bool = False,
+    batch_parts: int = 1,
 ) -> Report:
     """Rewrite the loops of a finished net, in place, so that they run faster.
 
@@ -73,6 +75,10 @@ def optimize(
             run of the net, as those of one that serves do. Then nothing is made of them in later runs, and they are not
             compared with copies. Where the promise is not kept, results are neither of the first weights nor of the new
             ones, or runs fail, until the net is created anew.
+        batch_parts: how many parts of the batch are to run side by side, each as a loop of its own, in the thread that
+            runs the net and in others; default 1. Where that takes less time, it stands for more threads in each
+            operator: start Caffe2 with as few of OpenMP's threads as each part is to have, and with
+            `--caffe2_net_async_run_root_tasks_inline=1` (docs/optimize.md).
 
     Returns:
         A `Report`: `counts` by rule, `rewrites`, `refusals` with their reasons. `print` it.
@@ -95,6 +101,7 @@ def optimize(
         read_flag("constant_threads", constant_threads, types),
         read_flag("constant_weights", constant_weights, types),
     )
+    batch_parts = _read_parts(batch_parts, types, values)
     left_out = [] if without is None else read_rules("without", without, types, values)
     chosen = [rule for rule in read_rules("rules", rules, types, values) if rule not in left_out]
     types.raise_if_any(TypeError)
@@ -103,7 +110,9 @@ def optimize(
         check_shapes(known_shapes, proto, init_net_of(model_or_net), list(read_loops(proto).values()), values)
     values.raise_if_any()
     init_net = init_net_of(model_or_net)
-    report = optimize_proto(proto, init_net, chosen, known_shapes, dry_run, even_if_slower, trials, promises)
+    report = optimize_proto(
+        proto, init_net, chosen, known_shapes, dry_run, even_if_slower, trials, promises, batch_parts
+    )
     if report.total and not dry_run and proto.name in workspace.C.nets():
         warnings.warn(CREATED_BEFORE.format(proto.name), stacklevel=2)
     return report
@@ -118,10 +127,20 @@ def optimize_proto(
     even_if_slower: bool,
     trials: bool,
     promises: Promises,
+    batch_parts: int = 1,
 ) -> Report:
     """As `optimize`, with arguments that have been checked."""
-    sizes = find_sizes(proto, init_net, shapes)
-    operators, report = rewritten(proto, rules, sizes, even_if_slower, dry_run, trials, promises)
+
+    def sizes_of(net: caffe2_pb2.NetDef, more: Mapping[str, Shape]) -> Sizes:
+        return find_sizes(net, init_net, {**shapes, **more})
+
+    def rewrite(net: caffe2_pb2.NetDef, sizes: Sizes, have_company: bool = False) -> Rewritten:
+        return rewritten(net, rules, sizes, even_if_slower, dry_run, trials, promises, have_company)
+
+    if batch_parts > 1:
+        operators, report = rewritten_in_parts(proto, batch_parts, sizes_of, rewrite, even_if_slower, trials)
+    else:
+        operators, _, report = rewrite(proto, sizes_of(proto, {}))
     if report.total and not dry_run:
         _replace_operators(proto, operators)
     return report
@@ -142,6 +161,16 @@ def read_rules(argument: str, names: Any, types: Problems, values: Problems) -> 
         elif rule not in known:
             values.add("'{}' is not a rule; {}", rule, meant(rule, known, "the rules are ", len(known)))
     return [rule for rule in RULES if rule.name in wanted]
+
+
+def _read_parts(parts: Any, types: Problems, values: Problems) -> int:
+    if not is_integer(parts):
+        types.add("batch_parts must be a whole number; got {}", given(parts))
+    elif parts < 1:
+        values.add("batch_parts must be 1 or more; got {}", parts)
+    else:
+        return int(parts)
+    return 1
 
 
 def _replace_operators(proto: caffe2_pb2.NetDef, operators: List[caffe2_pb2.OperatorDef]) -> None:

@@ -30,7 +30,7 @@ def seconds(loop: Loop, candidates: Mapping[str, Loop], sizes: Sizes) -> Union[M
     known = sizes.behind(loop.before)
     in_front = _making_the_sequence(loop, known.shapes)
     made = {name: [*in_front, *_operators(candidate, len(loop.before))] for name, candidate in candidates.items()}
-    return _seconds(loop, candidates, made, known, sizes)
+    return _seconds(loop, made, known, sizes, _are_one_by_one(candidates))
 
 
 def seconds_with_surroundings(
@@ -40,23 +40,33 @@ def seconds_with_surroundings(
     front of it and behind are among that.
     """
     made = {name: _with_surroundings(loop, candidate) for name, candidate in candidates.items()}
+    return _seconds(loop, made, _behind_nothing(loop, sizes), sizes, _are_one_by_one(candidates))
+
+
+def seconds_of(loop: Loop, made: Mapping[str, Operators], sizes: Sizes) -> Union[Mapping[str, Seconds], str]:
+    """Those of operators that may stand for a loop that none has changed, its gradient and its surroundings. What
+    counts is what they usually take, as some of them may wait for other threads.
+    """
+    return _seconds(loop, made, _behind_nothing(loop, sizes), sizes, wake_threads=True)
+
+
+def _behind_nothing(loop: Loop, sizes: Sizes) -> Inference:
     known = sizes.behind([])
     known.shapes.update({blob: shape for blob, shape in _gradients(loop, known.shapes) if blob not in known.shapes})
-    return _seconds(loop, candidates, made, known, sizes)
+    return known
 
 
 def _seconds(
     loop: Loop,
-    candidates: Mapping[str, Loop],
     made: Mapping[str, Operators],
     known: Inference,
     sizes: Sizes,
+    wake_threads: bool,
 ) -> Union[Mapping[str, Seconds], str]:
     read = list(dict.fromkeys(blob for found in made.values() for blob in read_before_written(found)))
     shapes = _shapes(loop, read, known.shapes)
     if shapes is None:
         return "the shapes of what its steps read are not all known; give shapes"
-    one_by_one = any(integer(candidate.forward, ENABLE, 0) for candidate in candidates.values())
     as_bytes = tuple(
         (name, tuple(operator.SerializeToString() for operator in operators)) for name, operators in made.items()
     )
@@ -65,7 +75,11 @@ def _seconds(
     fills += [_sizes(blob, known.contents[blob]) for blob in read if blob in known.contents]
     made_before = {blob for fill in fills for blob in fill.output}
     floats = tuple((blob, shape) for blob, shape in shapes.items() if blob not in made_before)
-    return _time(as_bytes, floats, tuple(fill.SerializeToString() for fill in fills), one_by_one)
+    return _time(as_bytes, floats, tuple(fill.SerializeToString() for fill in fills), wake_threads)
+
+
+def _are_one_by_one(candidates: Mapping[str, Loop]) -> bool:
+    return any(integer(candidate.forward, ENABLE, 0) for candidate in candidates.values())
 
 
 def _making_the_sequence(loop: Loop, known: Mapping[str, Shape]) -> List[caffe2_pb2.OperatorDef]:

@@ -1,6 +1,6 @@
 """The pass: every rule over every loop of a net, and the net changed at once at the end."""
 
-from typing import Dict, List, Optional, Sequence, Set, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Set
 
 from caffe2.proto import caffe2_pb2
 
@@ -24,6 +24,14 @@ Operators = List[caffe2_pb2.OperatorDef]
 BACKWARD_LOOP = "backward_loop"
 
 
+class Rewritten(NamedTuple):
+    """`places` are, for each of the `operators`, the position of that in whose place it stands."""
+
+    operators: Operators
+    places: List[int]
+    report: Report
+
+
 def rewritten(
     net: caffe2_pb2.NetDef,
     rules: Sequence[Rule],
@@ -32,13 +40,18 @@ def rewritten(
     dry_run: bool,
     trials: bool,
     promises: Promises,
-) -> Tuple[Operators, Report]:
-    """The operators that `net` has with its loops rewritten, and what was done. `net` is left as it is."""
+    have_company: bool = False,
+) -> Rewritten:
+    """The operators that `net` has with its loops rewritten, and what was done. `net` is left as it is.
+
+    `have_company`: whatever its type says, several of its loops are going to run at the same time.
+    """
     loops = read_loops(net)
     rewrites: List[Rewrite] = []
     refusals: List[Refusal] = []
     changed: Dict[int, Loop] = {}
     for position, loop in loops.items():
+        loop.surroundings.has_company |= have_company
         reason = _out_of_reach(loop) or _mistakable(loop, net)
         if reason is not None:
             refusals.append(Refusal("all", loop.name, loop.forward.type, reason))
@@ -64,6 +77,7 @@ def rewritten(
         if taking_its_place != [net.op[position]]
     }
     operators: Operators = []
+    places: List[int] = []
     for position, operator in enumerate(net.op):
         if position in around:
             operators += waiting(around[position], [operator])
@@ -76,11 +90,13 @@ def rewritten(
             operators += waiting(passes.around_gradient(differentiated[operator.input[-1]]), [operator])
         else:
             operators.append(operator)
+        places += [position] * (len(operators) - len(places))
     exposed_gradients.keep_order(operators)
     names = tuple(loop.name for loop in loops.values())
     chosen = tuple(rule.name for rule in rules)
     without = tuple(loop.name for loop in changed.values() if loop.gradient is None and loop.has_backward_step)
-    return operators, Report(names, chosen, tuple(rewrites), tuple(refusals), dry_run, trials, without)
+    report = Report(names, chosen, tuple(rewrites), tuple(refusals), dry_run, trials, without)
+    return Rewritten(operators, places, report)
 
 
 def waiting(made: Operators, before: Operators) -> Operators:

@@ -12,7 +12,10 @@ Source: caffe2/contrib/nnpack/nnpack_ops.cc, caffe2/operators/conv_op_shared.cc;
 NNPACK.
 """
 
+import contextlib
+import contextvars
 import functools
+from typing import Iterator
 
 import numpy as np
 from caffe2.proto import caffe2_pb2
@@ -30,6 +33,8 @@ from caffe2_recurrent.scratch_workspace import scratch_workspace
 
 ENGINE = "NNPACK"
 WORKSPACE = "caffe2_recurrent_nnpack"
+
+_left_out = contextvars.ContextVar("_left_out", default=False)
 
 
 @functools.lru_cache(maxsize=None)
@@ -51,6 +56,26 @@ def is_missing() -> bool:
         except RuntimeError:
             return True
         return bool((workspace.FetchBlob("result") != np.full((2, 3, 1, 5), 4.0)).any())
+
+
+@contextlib.contextmanager
+def left_out() -> Iterator[None]:
+    """No product of a step is NNPACK's in the body.
+
+    Convolutions of the CPU share a buffer and its lock, by a name that the engine looks for in the workspaces around
+    them, too, where those of other nets may have left both. Whoever makes a convolution makes the lock anew, which
+    another thread may hold. Loops that ran side by side with such products ended the process now and then.
+    """
+    before = _left_out.set(True)
+    try:
+        yield
+    finally:
+        _left_out.reset(before)
+
+
+def may_be_used() -> bool:
+    """Whether products of steps may be NNPACK's."""
+    return not _left_out.get() and not is_missing()
 
 
 def is_by_nnpack(operator: caffe2_pb2.OperatorDef) -> bool:

@@ -34,7 +34,12 @@ def matter() -> bool:
 
 def set_at_once(number: str) -> List[caffe2_pb2.OperatorDef]:
     """Operators that have it set, over a new blob `number`; none where it does not matter, or there is no ATen."""
-    if not matter() or aten_is_missing():
+    return setting(number) if matter() else []
+
+
+def setting(number: str) -> List[caffe2_pb2.OperatorDef]:
+    """The same, whether it matters or not."""
+    if aten_is_missing():
         return []
     plain = caffe2_pb2.OperatorDef()
     return [

@@ -1,0 +1,132 @@
+"""A net in which regions have an operator for each part of the batch, in front of the rules.
+
+bounds;  x_k = Slice(x, ...) for each k;  y_k = loop(x_k, W);  y = Concat(y_0, y_1, ...)
+dy_k = Slice(dy, ...);  dx_k, dW_k = gradient(dy_k, ...);  dx = Concat(dx_0, ...);  dW = Sum(dW_0, ...)
+"""
+
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
+
+from caffe2.proto import caffe2_pb2
+
+from caffe2_recurrent.blob_names import Names, all_names
+from caffe2_recurrent.loops.sizes import Shape, Sizes
+from caffe2_recurrent.operators import SUM, new_operator
+from caffe2_recurrent.rewriting.batch_parts.bounds import Bounds, Layout
+from caffe2_recurrent.rewriting.batch_parts.names import new_prefixes, prefixed
+from caffe2_recurrent.rewriting.batch_parts.regions import SEQUENCES, Region
+
+Operators = List[caffe2_pb2.OperatorDef]
+
+# In the place of the number of a part: what puts together what the parts have made.
+JOINING = -1
+
+
+class Place(NamedTuple):
+    """Where an operator comes from: its position in the net as it was, and of what is parted the number of the part.
+
+    The operators of one pass of a region all come from the position of its loop's, or of its gradient operator.
+    """
+
+    position: int
+    part: Optional[int] = None
+
+
+class Parted(NamedTuple):
+    """`places` are those of the operators of `net`, `shapes` what is known of the blobs that have been sliced, and
+    `enough` the blobs, by the places of passes, that say whether there is a sequence for each part."""
+
+    net: caffe2_pb2.NetDef
+    places: List[Place]
+    shapes: Dict[str, Shape]
+    enough: Dict[int, str]
+
+
+def part(net: caffe2_pb2.NetDef, regions: Sequence[Region], parts: int, sizes: Sizes) -> Parted:
+    """`net`, which stays as it is, with `regions` in so many parts."""
+    made = caffe2_pb2.NetDef()
+    made.CopyFrom(net)
+    del made.op[:]
+    names = Names(all_names(net))
+    prefixes: List[str] = []
+    taken: Set[int] = set()
+    parted = Parted(made, [], {}, {})
+    of_parts: Dict[int, List[Operators]] = {}
+    in_front: Dict[int, Operators] = {}
+    behind: Dict[int, Operators] = {}
+    for region in regions:
+        own = new_prefixes(parts, [*all_names(net), *prefixes])
+        prefixes += own
+        bounds = Bounds(_sequence(net, region), [*region.sliced.values(), *region.gradients.values()], parts, names)
+        in_front[region.place] = bounds.operators
+        taken.update(region.positions)
+        passes = {region.place: (region.forward, region.sliced)}
+        if region.backward:
+            passes[region.backward[0]] = (region.backward, region.gradients)
+        for place, (positions, sliced) in passes.items():
+            parted.enough[place] = bounds.enough
+            operators = [net.op[position] for position in positions]
+            of_parts[place] = [
+                [
+                    *(bounds.slicing(blob, prefix + blob, layout, k) for blob, layout in sliced.items()),
+                    *(prefixed(operator, prefix, region.whole) for operator in operators),
+                ]
+                for k, prefix in enumerate(own)
+            ]
+            written = [blob for operator in operators for blob in operator.output]
+            behind[place] = _put_together(written, region, own, names)
+        for k, prefix in enumerate(own):
+            parted.shapes.update(_sliced_shapes(prefix, region.sliced, sizes, k, parts))
+    for position, operator in enumerate(net.op):
+        if position in of_parts:
+            _append(parted, in_front.get(position, []), Place(position))
+            for k, operators in enumerate(of_parts[position]):
+                _append(parted, operators, Place(position, k))
+            _append(parted, behind[position], Place(position, JOINING))
+        elif position not in taken:
+            _append(parted, [operator], Place(position))
+    return parted
+
+
+def _append(parted: Parted, operators: Operators, place: Place) -> None:
+    parted.net.op.extend(operators)
+    parted.places.extend([place] * len(operators))
+
+
+def _sequence(net: caffe2_pb2.NetDef, region: Region) -> str:
+    """A sequence `[T, N, I]` that is there before the loop."""
+    return next(blob for blob, layout in region.sliced.items() if layout == SEQUENCES and blob in _read(net, region))
+
+
+def _read(net: caffe2_pb2.NetDef, region: Region) -> List[str]:
+    return [blob for position in region.forward for blob in net.op[position].input]
+
+
+def _put_together(written: Sequence[str], region: Region, prefixes: Sequence[str], names: Names) -> Operators:
+    found: Operators = []
+    plain = caffe2_pb2.OperatorDef()
+    for blob in written:
+        of_parts = [prefix + blob for prefix in prefixes]
+        if blob not in region.joined and blob not in region.summed:
+            continue
+        # A loop of the same name leaves a view there, of memory that may be gone when it is written to.
+        own = names.new(blob + "_of_parts")
+        if blob in region.joined:
+            outputs = [own, names.new(blob + "_sizes")]
+            found.append(new_operator("Concat", of_parts, outputs, plain, axis=region.joined[blob]))
+        else:
+            found.append(new_operator(SUM, of_parts, [own], plain))
+        found.append(new_operator("Alias", [own], [blob], plain))
+    return found
+
+
+def _sliced_shapes(
+    prefix: str, sliced: Mapping[str, Layout], sizes: Sizes, part_number: int, parts: int
+) -> Dict[str, Shape]:
+    found: Dict[str, Shape] = {}
+    for blob, layout in sliced.items():
+        shape = sizes.shape(blob)
+        assert shape is not None
+        batch = shape[layout.batch]
+        of_part = batch * (part_number + 1) // parts - batch * part_number // parts
+        found[prefix + blob] = (*shape[: layout.batch], of_part, *shape[layout.batch + 1 :])
+    return found

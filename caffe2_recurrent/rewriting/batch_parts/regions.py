@@ -1,0 +1,211 @@
+"""What belongs to a loop when its batch is parted: its gradient operator, and the products in front of it and behind.
+
+    x -> FC -> loop -> outputs        gradients of outputs -> gradient operator -> FCGradient -> gradient of x
+
+Each blob is one of these: it has a row for each sequence and is sliced for the parts (`sliced`), made by each part for
+itself (`own`), made by each part and put together again (`joined`), the same for all parts, as weights are (`whole`),
+or a sum over all sequences, which parts make for theirs (`summed`).
+"""
+
+from dataclasses import dataclass, field
+from typing import Dict, Iterator, List, Optional, Set, Union
+
+from caffe2.proto import caffe2_pb2
+
+from caffe2_recurrent.backward.gradient_maker import POSITIONS
+from caffe2_recurrent.blob_names import names_of
+from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.sizes import Sizes
+from caffe2_recurrent.loops.surroundings import ONE_BY_ONE
+from caffe2_recurrent.operator_arguments import integers
+from caffe2_recurrent.operators import LENGTHS_INPUT
+from caffe2_recurrent.rewriting.batch_parts.bounds import Layout
+from caffe2_recurrent.rewriting.steps.rows import ALONG_FEATURES, BINARY, ELEMENTWISE, UNITS, with_rows
+
+# A batch of sequences [T, N, k], of rows [N, k], and of numbers [N].
+SEQUENCES, ROWS, NUMBERS = Layout(3, 1), Layout(2, 0), Layout(1, 0)
+# Axes of an initial state that is the same for all sequences.
+ONE_ROW = 1
+# Those of a backward step whose result for a sequence is of that sequence alone, or a sum over all sequences.
+FORWARD = ELEMENTWISE | BINARY | ALONG_FEATURES | UNITS | frozenset(["Concat"])
+BACKWARD = FORWARD | frozenset(kind + "Gradient" for kind in FORWARD) | frozenset(["FCTransposedGradient"])
+
+Operators = List[caffe2_pb2.OperatorDef]
+
+
+@dataclass
+class Region:
+    """The operators of one loop that are parted, by their positions in the net, in the order in which they run.
+
+    `forward` ends with the loop's operator, and takes its place; `backward` begins with the gradient operator.
+    """
+
+    loop: Loop
+    forward: List[int]
+    backward: List[int]
+    sliced: Dict[str, Layout] = field(default_factory=dict)
+    gradients: Dict[str, Layout] = field(default_factory=dict)
+    joined: Dict[str, int] = field(default_factory=dict)
+    summed: Set[str] = field(default_factory=set)
+    own: Set[str] = field(default_factory=set)
+    whole: Set[str] = field(default_factory=set)
+
+    @property
+    def positions(self) -> List[int]:
+        return [*self.forward, *self.backward]
+
+    @property
+    def place(self) -> int:
+        """The position at which its forward pass runs."""
+        return self.forward[-1]
+
+
+def find(net: caffe2_pb2.NetDef, position: int, loop: Loop, parts: int, sizes: Sizes) -> Union[Region, str]:
+    """The region of the loop at `position`; or why the loop's batch cannot be in so many parts."""
+    reason = _unfit(net, loop, parts, sizes)
+    if reason is not None:
+        return reason
+    forward = [*sorted(loop.surroundings.sources.values()), position]
+    region = Region(loop, forward, _backward(net, loop))
+    return _forward_blobs(net, region, sizes) or _backward_blobs(net, region) or _disturbed(net, region) or region
+
+
+def _unfit(net: caffe2_pb2.NetDef, loop: Loop, parts: int, sizes: Sizes) -> Optional[str]:
+    """What is not one sequence's alone, or not known to be."""
+    if net.type not in ONE_BY_ONE or loop.surroundings.net_frees:
+        return "a net of type '{}' runs operators in an order of its own, or lets go of blobs".format(net.type)
+    batch = sizes.batch(loop)
+    if batch is None or sizes.steps(loop) is None:
+        return "the sizes of its sequence are not known; give shapes"
+    if batch < parts:
+        return "there are {} parts for {} sequence{}".format(parts, batch, "" if batch == 1 else "s")
+    rows = with_rows(loop, sizes)
+    for operator in loop.operators:
+        results = operator.output[:1] if operator.type == "Concat" else operator.output
+        if operator.type not in FORWARD or not rows.issuperset(results):
+            return "its steps have '{}', which is not known to take sequences one by one".format(operator.type)
+    for operator in loop.gradient.operators if loop.gradient is not None else []:
+        if operator.type not in BACKWARD:
+            return "its backward steps have '{}', which is not known to take sequences one by one".format(operator.type)
+    operators = [*loop.outer_operators, *(operator for step in loop.steps for operator in step)]
+    if any(operator.control_input for operator in operators):
+        return "its operators wait for others (control_input)"
+    return None
+
+
+def _backward(net: caffe2_pb2.NetDef, loop: Loop) -> List[int]:
+    """The gradient operator, what shows its gradient of the sequence by another name, and the products behind it that
+    may as well run right after it."""
+    if loop.gradient is None:
+        return []
+    position = next(place for place, operator in enumerate(net.op) if operator.input[-1:] == loop.outputs[-1:])
+    sinks = loop.surroundings.sinks & loop.surroundings.ready
+    taken, shown = [position], {loop.gradient.sequence}
+    for place in range(position + 1, len(net.op)):
+        operator = net.op[place]
+        shows = operator.type == "Alias" and operator.input[0] in shown and not operator.control_input
+        if not shows and not (place in sinks and operator.input[2] in shown):
+            continue
+        others = [net.op[other] for other in range(position + 1, place) if other not in taken]
+        touched = {blob for other in others for blob in names_of(other)}
+        written = {blob for other in others for blob in other.output}
+        if touched.isdisjoint(operator.output) and written.isdisjoint(operator.input):
+            taken.append(place)
+            shown.update(operator.output if shows else ())
+    return taken
+
+
+def _forward_blobs(net: caffe2_pb2.NetDef, region: Region, sizes: Sizes) -> Optional[str]:
+    """Note what the blobs of the forward pass are; the reason why one of them is nothing that can be parted."""
+    loop, sources = region.loop, region.forward[:-1]
+    read = {blob for position in region.forward for blob in net.op[position].input}
+    made = {net.op[source].output[0] for source in sources}
+    states = {state.outer_states for state in loop.states}
+    sequences = {net.op[source].input[0] for source in sources} | {
+        link.outer for link in loop.links if link.outer not in states
+    }
+    sliced = dict.fromkeys(sequences - made, SEQUENCES)
+    for state in loop.states:
+        axes = len(sizes.shape(state.outer_initial) or ())
+        if axes not in (ONE_ROW, ROWS.axes, SEQUENCES.axes):
+            return "'{}' is not known to have a row for each sequence, or one for all".format(state.outer_initial)
+        if axes != ONE_ROW:
+            sliced[state.outer_initial] = ROWS if axes == ROWS.axes else SEQUENCES
+    sliced.update(dict.fromkeys(_lengths(loop), NUMBERS))
+    if not read.issuperset(sliced):
+        return "its steps read '{}', of which its operator says nothing".format(min(sliced.keys() - read))
+    for blob, layout in sliced.items():
+        shape = sizes.shape(blob)
+        if shape is None or len(shape) != layout.axes or shape[layout.batch] != sizes.batch(loop):
+            return "'{}' is not known to have a place for each sequence".format(blob)
+    shown = {alias.outer_output for alias in loop.aliases}
+    if not shown.issuperset(loop.outputs[:-1]):
+        return "its output '{}' is none of its states".format(min({*loop.outputs[:-1]} - shown))
+    region.sliced, region.whole = sliced, read - set(sliced) - made
+    region.own = made | states | {loop.workspaces}
+    region.joined = dict.fromkeys(loop.outputs[:-1], SEQUENCES.batch)
+    return None
+
+
+def _lengths(loop: Loop) -> Iterator[str]:
+    for operator in loop.operators:
+        position = LENGTHS_INPUT.get(operator.type)
+        if position is not None and position < len(operator.input) and loop.is_reference(operator.input[position]):
+            yield operator.input[position]
+
+
+def _backward_blobs(net: caffe2_pb2.NetDef, region: Region) -> Optional[str]:
+    """Likewise, of the backward pass."""
+    gradient, loop = region.loop.gradient, region.loop
+    if gradient is None:
+        return None
+    if gradient.others:
+        return "its gradient operator makes '{}' too".format(gradient.others[0])
+    if any(parameter.outer not in region.whole for parameter in gradient.parameters):
+        return "it has gradients of what there is for each sequence"
+    positions = integers(gradient.operator, POSITIONS)
+    region.gradients = dict.fromkeys((blob for blob, _ in zip(gradient.incoming, positions)), SEQUENCES)
+    behind = [net.op[position] for position in region.backward[1:]]
+    sinks = [operator for operator in behind if operator.type == "FCGradient"]
+    read_elsewhere = {
+        blob
+        for position, operator in enumerate(net.op)
+        if position not in region.backward
+        for blob in names_of(operator)
+    }
+    shown = [gradient.sequence, *(blob for operator in behind if operator not in sinks for blob in operator.output)]
+    for blob in filter(None, shown):
+        if sinks and blob not in read_elsewhere and blob not in net.external_output:
+            region.own.add(blob)
+        else:
+            region.joined[blob] = SEQUENCES.batch
+    region.summed = {parameter.outer_gradient for parameter in gradient.parameters}
+    for blob, state in zip(gradient.initial, loop.states):
+        if state.outer_initial in region.sliced:
+            region.joined[blob] = region.sliced[state.outer_initial].batch
+        else:
+            region.summed.add(blob)
+    # What has no gradient has no name.
+    region.joined.pop("", None)
+    region.summed.discard("")
+    for sink in sinks:
+        region.summed.update(sink.output[:2])
+        region.joined.update((blob, SEQUENCES.batch) for blob in sink.output[2:])
+    return None
+
+
+def _disturbed(net: caffe2_pb2.NetDef, region: Region) -> Optional[str]:
+    """What else in the net has to do with blobs that the parts keep for themselves, or writes to what they read."""
+    hidden = region.own - {region.loop.workspaces}
+    last = max(region.positions)
+    for position, operator in enumerate(net.op):
+        if position in region.positions:
+            continue
+        known = hidden.intersection(names_of(operator))
+        if known or region.loop.workspaces in operator.input:
+            return "'{}' is seen by '{}' outside of it".format(min(known or {region.loop.workspaces}), operator.type)
+        changed = (region.whole | set(region.sliced)).intersection(operator.output)
+        if changed and region.place < position < last:
+            return "'{}' is written between its passes".format(min(changed))
+    seen = hidden.intersection(net.external_output)
+    return "'{}' is an output of the net".format(min(seen)) if seen else None

@@ -1,0 +1,89 @@
+"""How many threads OpenMP has for the parts of a batch: in the thread that calls a net, and in the net's own.
+
+The caller's number is what `GlobalInit` has set there. A thread of a net's own has that of the environment until ATen
+sets it to MKL's (`thread_numbers.py`). Where these differ, what oneDNN has laid out in one of the threads is not for
+the other, and what one of them runs takes the other's core.
+
+Source: init_omp.cc in caffe2/core, ParallelOpenMP.cpp in ATen.
+"""
+
+import ctypes
+import functools
+import sys
+from typing import Any, List, Optional
+
+from caffe2.proto import caffe2_pb2
+from caffe2.python import core, workspace
+
+from caffe2_recurrent.operators import new_operator
+from caffe2_recurrent.rewriting import calling_thread
+from caffe2_recurrent.rewriting.products import thread_numbers
+from caffe2_recurrent.scratch_workspace import scratch_workspace
+
+WORKSPACE = "caffe2_recurrent_workers"
+# Caffe2 for Python, as it was built with and without GPUs.
+EXTENSIONS = ["caffe2.python.caffe2_pybind11_state" + ending for ending in ("", "_gpu", "_hip")]
+
+_found: List[Optional[int]] = []
+
+
+def why_not() -> Optional[str]:
+    """Why parts of a batch cannot run side by side in this process; None if they can."""
+    if not calling_thread.runs_chains():
+        return (
+            "all parts would wait for threads of the net's own; before it is optimised and created, pass {} to "
+            "workspace.GlobalInit".format(calling_thread.FLAG)
+        )
+    callers, workers = _number(), _of_workers()
+    if callers is None or workers is None:
+        return "how many threads OpenMP has is not known"
+    if callers != workers:
+        return (
+            "OpenMP has {} threads where the net is called and {} in threads of its own; pass "
+            "--caffe2_omp_num_threads=1 and --caffe2_mkl_num_threads=1 to workspace.GlobalInit".format(callers, workers)
+        )
+    return None
+
+
+def _of_workers() -> Optional[int]:
+    """The number in a thread of a net's own, once it has been set."""
+    del _found[:]
+    waking = [new_operator("ConstantFill", [], [blob], _PLAIN, shape=[1], value=0.0) for blob in ("first", "second")]
+    asking = [*thread_numbers.setting("number"), _asking()]
+    inside = caffe2_pb2.NetDef(name="asking", type="simple", op=asking)
+    running = new_operator("If", ["always", "first", "second"], [], _PLAIN, then_net=inside)
+    with scratch_workspace(WORKSPACE):
+        true = new_operator("ConstantFill", [], ["always"], _PLAIN, shape=[1], value=True, dtype=core.DataType.BOOL)
+        workspace.RunOperatorOnce(true)
+        net = caffe2_pb2.NetDef(name="whose_threads", type="async_scheduling", num_workers=2, op=[*waking, running])
+        net.external_input.append("always")
+        workspace.RunNetOnce(net)
+    return _found[0] if _found else None
+
+
+@functools.lru_cache(maxsize=None)
+def _asking() -> caffe2_pb2.OperatorDef:
+    return core.CreatePythonOperator(_answer, [], [])
+
+
+def _answer(inputs: Any, outputs: Any) -> None:
+    _found.append(_number())
+
+
+def _number() -> Optional[int]:
+    """OpenMP's number in this thread, as the library that Caffe2 uses says it; None where that cannot be asked."""
+    library = _library()
+    return None if library is None else int(library.omp_get_max_threads())
+
+
+@functools.lru_cache(maxsize=None)
+def _library() -> Optional[ctypes.CDLL]:
+    loaded = next((sys.modules[name] for name in EXTENSIONS if name in sys.modules), None)
+    try:
+        library = ctypes.CDLL(str(loaded.__file__)) if loaded is not None else None
+        return library if hasattr(library, "omp_get_max_threads") else None
+    except OSError:
+        return None
+
+
+_PLAIN = caffe2_pb2.OperatorDef()
