@@ -221,6 +221,7 @@ class Layer:
         executor: bool = True,
         memory_optimization: bool = False,
         without: Sequence[str] = (),
+        batch_parts: int = 1,
     ) -> None:
         self._cell, self._shape = CELLS[cell], shape
         self._outer = workspace.CurrentWorkspace()
@@ -229,7 +230,7 @@ class Layer:
         self._workspace = free.pop() if free else "benchmark_{}".format(next(Layer._numbers))
         workspace.SwitchWorkspace(self._workspace, True)
         try:
-            self._build(maker, pass_, threads, executor, memory_optimization, without)
+            self._build(maker, pass_, threads, executor, memory_optimization, without, batch_parts)
         except BaseException:
             self.close()
             raise
@@ -237,9 +238,16 @@ class Layer:
             workspace.SwitchWorkspace(self._outer)
 
     def _build(
-        self, maker: str, pass_: str, threads: int, executor: bool, memory_optimization: bool, without: Sequence[str]
+        self,
+        maker: str,
+        pass_: str,
+        threads: int,
+        executor: bool,
+        memory_optimization: bool,
+        without: Sequence[str],
+        batch_parts: int,
     ) -> None:
-        cell, self.rewritten = self._cell, 0
+        cell, self.rewritten, self.is_parted = self._cell, 0, False
         self.model = ModelHelper("benchmark")
         build = cell.stock if maker == STOCK else cell.ours
         self._outputs = build(self.model, self._shape, pass_ == FORWARD, memory_optimization)
@@ -258,9 +266,11 @@ class Layer:
                 raise RuntimeError("the package has no optimize")
             shapes = {name: list(value.shape) for name, value in fed.items()}
             options: Dict[str, Any] = {"without": without} if without else {}
+            if batch_parts > 1:
+                options["batch_parts"] = batch_parts
             promises = {"constant_threads": _are_constant(current_threads()), "constant_weights": pass_ == FORWARD}
             report = optimize(self.model, shapes=shapes, **promises, **options)
-            self.rewritten = report.total
+            self.rewritten, self.is_parted = report.total, bool(report.counts.get("batch_parts"))
         set_executor_threads(self.model.net, threads)
         workspace.CreateNet(self.model.net)
         self._net = self.model.net.Name()

@@ -7,7 +7,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tu
 from caffe2_recurrent.mkl_dispatch import VARIABLE
 from layers import OPTIMISED, OURS, STOCK, TRAINING
 from measuring import exponent, faster, median_ratio
-from sections import EXECUTOR, KEPT_STEPS, OPERATORS, PRODUCTS, TORCH, threads_text, with_recompute
+from sections import EXECUTOR, IN_PARTS, KEPT_STEPS, OPERATORS, PRODUCTS, TORCH, threads_text, with_recompute
 from targets import AIM, KEPT, MISSED, OF_PRODUCTS, OTHER_TORCH, RECOMPUTE, target, verdict
 
 NONE = "–"
@@ -209,6 +209,7 @@ def _introduction(results: Results) -> str:
         "*forward* is a net without a backward step, with the same weights in all runs.",
         "Of Caffe2's nets the time is that with the RNN executor on or off, whichever is less.",
         *_started(times.get("records", ())),
+        *_in_parts(times.get("records", ())),
         "*Products alone* is the sum of the pass's matrix products, each in its fastest layout: the limit.",
     ]
     if has_operators:
@@ -229,6 +230,20 @@ def _started(records: Sequence[Record]) -> Iterator[str]:
     if any(CONSTANT_WEIGHTS in record for record in records):
         older = _older(records, CONSTANT_WEIGHTS)
         yield "Those of a forward pass are so with `constant_weights=True`{}.".format(older)
+
+
+def _in_parts(records: Sequence[Record]) -> Iterator[str]:
+    """Which times of ours are with the batch in parts."""
+    variants = [(record, record["seconds"].get(OPTIMISED, {})) for record in records]
+    if not any(IN_PARTS in found for _, found in variants):
+        return
+    rows = ["{shape} {pass}".format(**record) for record, found in variants if faster(found) == IN_PARTS]
+    yield (
+        "With several threads an LSTM optimised has all of them in each operator or, in a process of its own, a part "
+        "of the batch for each of them (`batch_parts`), whichever takes less: the latter {}.".format(
+            "at " + "; ".join(rows) if rows else "in no row"
+        )
+    )
 
 
 def _older(records: Sequence[Record], key: str) -> str:

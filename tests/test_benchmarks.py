@@ -23,11 +23,13 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import core, workspace
 
 import caffe2_recurrent
+from caffe2_recurrent.rewriting import calling_thread, optimize
 from caffe2_recurrent.rewriting.rules import RULES
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
+import batch_parts  # noqa: E402
 import bench  # noqa: E402
 import interpreters  # noqa: E402
 import layers  # noqa: E402
@@ -988,6 +990,85 @@ def test_nothing_is_timed_before_it_is_prepared():
     answers = io.StringIO()
     other_interpreter.serve(other_interpreter.Server("torch"), ['{"do": "run", "repeats": 1}'], answers)
     assert json.loads(answers.getvalue()) == {"error": "TypeError: 'NoneType' object is not callable"}
+
+
+# ----------------------------------------------------------------------------------------------------- a batch in parts
+
+
+@pytest.fixture
+def parted(monkeypatch):
+    """The LSTM in parts, however long it takes."""
+    workspace.GlobalInit(["tests", calling_thread.FLAG])
+    monkeypatch.setattr(caffe2_recurrent, "optimize", functools.partial(optimize, even_if_slower=True))
+    batch_parts.PartedLSTM.set_threads(2)
+    return batch_parts.PartedLSTM
+
+
+@pytest.mark.parametrize("pass_", layers.PASSES)
+def test_a_batch_in_parts_computes_what_others_do(parted, pass_):
+    layer = Layer("LSTM", STOCK, SMALL, pass_)
+    made = parted(SMALL, pass_ == TRAINING, {})
+    made.run(2)
+    results = made.results().items()
+    found = {name: np.frombuffer(data, np.float32).reshape(size) for name, (size, data) in results}
+    assert layers.difference(found, layer.results()) is None
+    assert list(parted.versions()) == ["caffe2_recurrent"]
+    made.close()
+    layer.close()
+
+
+def test_a_batch_that_stays_in_one_part_is_not_timed_as_if_in_parts(parted, monkeypatch):
+    monkeypatch.setattr(caffe2_recurrent, "optimize", functools.partial(optimize, trials=False))
+    with pytest.raises(ValueError, match=batch_parts.STAYS):
+        parted(SMALL, False, {})
+
+
+def _failing(line):
+    def make(stack):
+        raise ValueError(line)
+
+    return make
+
+
+def test_a_candidate_may_stay_out_for_one_reason():
+    with sections.Contest(1) as contest:
+        contest.enter(OPTIMISED, sections.IN_PARTS, _failing("it is " + batch_parts.STAYS), unless=batch_parts.STAYS)
+        assert contest.failures == {}
+        contest.enter(OPTIMISED, sections.IN_PARTS, _failing("another one"), unless=batch_parts.STAYS)
+        assert contest.failures == {"ours optimised, in parts": "ValueError: another one"}
+
+
+@pytest.mark.parametrize("answer, failures", [(batch_parts.STAYS, 0), ("it fails", 1)])
+def test_parts_are_a_variant_in_a_process_of_their_own(monkeypatch, answer, failures):
+    seen = []
+
+    class Refusing(interpreters.Interpreter):
+        def prepare(self, *arguments):
+            seen.append((self.other, self._script.name, arguments))
+            raise interpreters.InterpreterError(answer)
+
+    monkeypatch.setattr(sections, "Interpreter", Refusing)
+    monkeypatch.setattr(sections, "optimizer", lambda: optimize)
+    with sections.Contest(2) as contest:
+        sections._enter_parts(contest, SMALL, TRAINING)
+        assert len(contest.failures) == failures
+        # There is no part for each thread.
+        sections._enter_parts(contest, SMALL._replace(batch=1), TRAINING)
+    other = interpreters.Other(OPTIMISED, sys.executable, batch_parts.KIND)
+    assert seen == [(other, "batch_parts.py", (SMALL, TRAINING, 2))]
+
+
+def test_the_document_says_where_parts_were_faster():
+    def record(pass_, **variants):
+        seconds = {variant.replace("_", " "): [time] for variant, time in variants.items()}
+        return {"shape": "5,4,3,2", "pass": pass_, "seconds": {OPTIMISED: seconds}}
+
+    records = [record("training", executor_off=2.0, in_parts=1.0), record("forward", executor_off=1.0, in_parts=2.0)]
+    (line,) = reporting._in_parts(records)
+    assert line.endswith("whichever takes less: the latter at 5,4,3,2 training.")
+    (line,) = reporting._in_parts(records[1:])
+    assert line.endswith("whichever takes less: the latter in no row.")
+    assert list(reporting._in_parts([record("training", executor_off=2.0)])) == []
 
 
 # ----------------------------------------------------------------------------------------------------------- whole runs
