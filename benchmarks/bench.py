@@ -11,7 +11,8 @@ rounds,
 
     stock Caffe2    the builder of caffe2.python, RNN executor on and off, the better of the two
     ours            caffe2_recurrent's, likewise
-    ours optimised  the same net after caffe2_recurrent.optimize, for a number of threads that stays, likewise
+    ours optimised  the same net after caffe2_recurrent.optimize, for a number of threads that stays, likewise; an LSTM
+                    with several threads also with a part of the batch for each, turn by turn in another process
     torch.nn.LSTM   of the torch that carries this Caffe2
     NAME            an LSTM in another interpreter, turn by turn in a process of its own
     products alone  the matrix products of the pass, each in its fastest layout

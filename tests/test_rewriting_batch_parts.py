@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core, workspace
+from google.protobuf import text_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -213,8 +214,8 @@ def test_another_number_of_threads_is_a_reason(monkeypatch, callers, workers):
     monkeypatch.setattr(worker_threads, "_number", lambda: callers)
     monkeypatch.setattr(worker_threads, "_of_workers", lambda: workers)
     assert reasons() == [
-        "OpenMP has {} threads where the net is called and {} in threads of its own; pass --caffe2_omp_num_threads=1 "
-        "and --caffe2_mkl_num_threads=1 to workspace.GlobalInit".format(callers, workers)
+        "the number of OpenMP's threads is {} where the net is called and {} in threads of its own; pass "
+        "--caffe2_omp_num_threads=1 and --caffe2_mkl_num_threads=1 to workspace.GlobalInit".format(callers, workers)
     ]
 
 
@@ -433,6 +434,32 @@ def test_nnpack_has_no_part_in_it(nnpack_products, monkeypatch):
     parted()
     assert set(seen) == {False, True}
     assert not nnpack._left_out.get()
+
+
+def test_names_that_begin_as_those_of_parts_would():
+    model, blobs = support.lstm()
+    model.net.Copy(["x"], ["part_0/x"])
+    expected = support.run(model, [*blobs, "part_0/x"])
+    workspace.ResetWorkspace()
+    model, blobs = support.lstm()
+    model.net.Copy(["x"], ["part_0/x"])
+    report = optimize(model, even_if_slower=True, batch_parts=2)
+    assert "part_0_1/layer/hidden_t_all" in report.loops
+    support.assert_same(support.run(model, [*blobs, "part_0/x"]), expected)
+
+
+def test_step_nets_that_are_text():
+    """As nets made before 2018 have them."""
+    expected = support.run(*support.lstm())
+    workspace.ResetWorkspace()
+    model, blobs = support.lstm()
+    for operator in model.net.Proto().op:
+        for argument in operator.arg:
+            if argument.name in ("step_net", "backward_step_net") and argument.n.op:
+                argument.s = text_format.MessageToString(argument.n).encode()
+                argument.ClearField("n")
+    assert optimize(model, [], even_if_slower=True, batch_parts=2).counts[RULE] == 1
+    support.assert_same(support.run(model, blobs), expected)
 
 
 def stack(batch_parts=1, **options):

@@ -75,10 +75,11 @@ def optimize(
             run of the net, as those of one that serves do. Then nothing is made of them in later runs, and they are not
             compared with copies. Where the promise is not kept, results are neither of the first weights nor of the new
             ones, or runs fail, until the net is created anew.
-        batch_parts: how many parts of the batch are to run side by side, each as a loop of its own, in the thread that
-            runs the net and in others; default 1. Where that takes less time, it stands for more threads in each
-            operator: start Caffe2 with as few of OpenMP's threads as each part is to have, and with
-            `--caffe2_net_async_run_root_tasks_inline=1` (docs/optimize.md).
+        batch_parts: how many parts of the batch [T, N, D] are to run side by side, each a loop of its own for some of
+            the N sequences, one in the thread that runs the net and the others beside it; default 1. Where a trial
+            finds that no faster the batch stays in one. Caffe2 has to be started with
+            `--caffe2_net_async_run_root_tasks_inline=1`, and with as many of OpenMP's and MKL's threads as each part
+            is to have (docs/optimize.md).
 
     Returns:
         A `Report`: `counts` by rule, `rewrites`, `refusals` with their reasons. `print` it.

@@ -7,9 +7,10 @@ from typing import Callable, Collection, Iterable, List
 
 from caffe2.proto import caffe2_pb2
 
+from caffe2_recurrent.blob_names import names_of
 from caffe2_recurrent.operator_arguments import RENAMED, STEP_NETS, set_arguments
 from caffe2_recurrent.operator_arguments import net as net_argument
-from caffe2_recurrent.operators import LOOPS, copied
+from caffe2_recurrent.operators import LOOPS, copied, renamed
 
 TIMESTEP = "timestep"
 
@@ -32,23 +33,12 @@ def prefixed(operator: caffe2_pb2.OperatorDef, prefix: str, whole: Collection[st
         return blob if not blob or blob in whole else prefix + blob
 
     made = copied(operator)
-    _rename(made, own)
-    if operator.type in LOOPS:
+    if made.type in LOOPS:
+        # Of a step net that is text, a copy would be renamed.
+        steps = {name: net_argument(made, name) for name in STEP_NETS}
+        set_arguments(made, {name: step for name, step in steps.items() if step.op})
         _rename_in_arguments(made, own)
-        for name in STEP_NETS:
-            step = net_argument(made, name)
-            if step.op:
-                for inner in step.op:
-                    _rename(inner, own)
-                for blobs in (step.external_input, step.external_output):
-                    blobs[:] = list(map(own, blobs))
-                set_arguments(made, {name: step})
-    return made
-
-
-def _rename(operator: caffe2_pb2.OperatorDef, own: Callable[[str], str]) -> None:
-    for blobs in (operator.input, operator.output, operator.control_input):
-        blobs[:] = list(map(own, blobs))
+    return renamed(made, {blob: own(blob) for blob in names_of(operator)})
 
 
 def _rename_in_arguments(operator: caffe2_pb2.OperatorDef, own: Callable[[str], str]) -> None:

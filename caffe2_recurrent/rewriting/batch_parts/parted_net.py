@@ -4,7 +4,7 @@ bounds;  x_k = Slice(x, ...) for each k;  y_k = loop(x_k, W);  y = Concat(y_0, y
 dy_k = Slice(dy, ...);  dx_k, dW_k = gradient(dy_k, ...);  dx = Concat(dx_0, ...);  dW = Sum(dW_0, ...)
 """
 
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from caffe2.proto import caffe2_pb2
 
@@ -41,50 +41,66 @@ class Parted(NamedTuple):
     enough: Dict[int, str]
 
 
+class Pass(NamedTuple):
+    """The operators of one pass of a region: `in_front` of all parts, of each of them, and what puts them together."""
+
+    in_front: Operators
+    parts: List[Operators]
+    joining: Operators
+
+
 def part(net: caffe2_pb2.NetDef, regions: Sequence[Region], parts: int, sizes: Sizes) -> Parted:
     """`net`, which stays as it is, with `regions` in so many parts."""
-    made = caffe2_pb2.NetDef()
-    made.CopyFrom(net)
-    del made.op[:]
-    names = Names(all_names(net))
-    prefixes: List[str] = []
-    taken: Set[int] = set()
-    parted = Parted(made, [], {}, {})
-    of_parts: Dict[int, List[Operators]] = {}
-    in_front: Dict[int, Operators] = {}
-    behind: Dict[int, Operators] = {}
+    parted = Parted(caffe2_pb2.NetDef(), [], {}, {})
+    parted.net.CopyFrom(net)
+    del parted.net.op[:]
+    names, prefixes = Names(all_names(net)), [*all_names(net)]
+    passes: Dict[int, Pass] = {}
+    taken = {position for region in regions for position in region.positions}
     for region in regions:
-        own = new_prefixes(parts, [*all_names(net), *prefixes])
+        own = new_prefixes(parts, prefixes)
         prefixes += own
         bounds = Bounds(_sequence(net, region), [*region.sliced.values(), *region.gradients.values()], parts, names)
-        in_front[region.place] = bounds.operators
-        taken.update(region.positions)
-        passes = {region.place: (region.forward, region.sliced)}
+        passes[region.place] = _pass(net, region, region.forward, region.sliced, bounds, own, names)
+        passes[region.place].in_front.extend(bounds.operators)
+        parted.enough[region.place] = bounds.enough
         if region.backward:
-            passes[region.backward[0]] = (region.backward, region.gradients)
-        for place, (positions, sliced) in passes.items():
+            place = region.backward[0]
+            passes[place] = _pass(net, region, region.backward, region.gradients, bounds, own, names)
             parted.enough[place] = bounds.enough
-            operators = [net.op[position] for position in positions]
-            of_parts[place] = [
-                [
-                    *(bounds.slicing(blob, prefix + blob, layout, k) for blob, layout in sliced.items()),
-                    *(prefixed(operator, prefix, region.whole) for operator in operators),
-                ]
-                for k, prefix in enumerate(own)
-            ]
-            written = [blob for operator in operators for blob in operator.output]
-            behind[place] = _put_together(written, region, own, names)
         for k, prefix in enumerate(own):
             parted.shapes.update(_sliced_shapes(prefix, region.sliced, sizes, k, parts))
     for position, operator in enumerate(net.op):
-        if position in of_parts:
-            _append(parted, in_front.get(position, []), Place(position))
-            for k, operators in enumerate(of_parts[position]):
+        if position in passes:
+            found = passes[position]
+            _append(parted, found.in_front, Place(position))
+            for k, operators in enumerate(found.parts):
                 _append(parted, operators, Place(position, k))
-            _append(parted, behind[position], Place(position, JOINING))
+            _append(parted, found.joining, Place(position, JOINING))
         elif position not in taken:
             _append(parted, [operator], Place(position))
     return parted
+
+
+def _pass(
+    net: caffe2_pb2.NetDef,
+    region: Region,
+    positions: Sequence[int],
+    sliced: Mapping[str, Layout],
+    bounds: Bounds,
+    prefixes: Sequence[str],
+    names: Names,
+) -> Pass:
+    operators = [net.op[position] for position in positions]
+    of_parts = [
+        [
+            *(bounds.slicing(blob, prefix + blob, layout, k) for blob, layout in sliced.items()),
+            *(prefixed(operator, prefix, region.whole) for operator in operators),
+        ]
+        for k, prefix in enumerate(prefixes)
+    ]
+    written = [blob for operator in operators for blob in operator.output]
+    return Pass([], of_parts, _put_together(written, region, prefixes, names))
 
 
 def _append(parted: Parted, operators: Operators, place: Place) -> None:

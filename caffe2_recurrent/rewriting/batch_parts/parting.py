@@ -40,13 +40,17 @@ def rewritten_in_parts(
     net: caffe2_pb2.NetDef, parts: int, find_sizes: Finding, rewrite: Rewriting, even_if_slower: bool, trials: bool
 ) -> Tuple[Operators, Report]:
     """What `rewrite` makes of `net`, whose sizes `find_sizes` finds, with batches in so many parts."""
-    whole = rewrite(net, find_sizes(net, {}), False)
-    found, refusals = _regions(net, parts, find_sizes(net, {}), whole.report)
+    # Rules add to sizes what they make.
+    whole, sizes = rewrite(net, find_sizes(net, {}), False), find_sizes(net, {})
+    found, refusals = _regions(net, parts, sizes, whole.report)
     choice = Choice([(Place(place), operator) for place, operator in zip(whole.places, whole.operators)], whole.report)
     while found:
-        candidate = _in_parts(net, found, parts, whole, find_sizes, rewrite)
+        parted = part(net, found, parts, sizes)
+        with nnpack.left_out():
+            rewritten = rewrite(parted.net, find_sizes(parted.net, parted.shapes), True)
+        candidate = _in_parts(net, found, whole, parted, rewritten)
         with trial.trying(trials):
-            slower = {} if even_if_slower else _slower(net, found, whole, candidate, find_sizes)
+            slower = {} if even_if_slower else _slower(found, whole, candidate, sizes)
         if not slower:
             choice = candidate
             break
@@ -72,16 +76,8 @@ def _regions(net: caffe2_pb2.NetDef, parts: int, sizes: Sizes, report: Report) -
 
 
 def _in_parts(
-    net: caffe2_pb2.NetDef,
-    found: Sequence[Region],
-    parts: int,
-    whole: Rewritten,
-    find_sizes: Finding,
-    rewrite: Rewriting,
+    net: caffe2_pb2.NetDef, found: Sequence[Region], whole: Rewritten, parted: Parted, made: Rewritten
 ) -> Choice:
-    parted = part(net, found, parts, find_sizes(net, {}))
-    with nnpack.left_out():
-        made = rewrite(parted.net, find_sizes(parted.net, parted.shapes), True)
     otherwise = {}
     for region in found:
         otherwise[region.place] = _of(whole, region.forward)
@@ -118,18 +114,15 @@ def _side_by_side(
     return result
 
 
-def _slower(
-    net: caffe2_pb2.NetDef, found: Sequence[Region], whole: Rewritten, candidate: Choice, find_sizes: Finding
-) -> Dict[str, str]:
+def _slower(found: Sequence[Region], whole: Rewritten, candidate: Choice, sizes: Sizes) -> Dict[str, str]:
     """The loops for which parts do not take less time, and what is known of that."""
     slower: Dict[str, str] = {}
-    loops = read_loops(net)
     for region in found:
         candidates = {
             ONE: _of(whole, region.positions),
             PARTS: [operator for place, operator in candidate.operators if place.position in region.positions],
         }
-        seconds = loop_trial.seconds_of(loops[region.place], candidates, find_sizes(net, {}))
+        seconds = loop_trial.seconds_of(region.loop, candidates, sizes)
         if isinstance(seconds, str):
             slower[region.loop.name] = "whether that takes less time is not known: {}".format(seconds)
         elif not GAIN * seconds[PARTS].step < seconds[ONE].step:

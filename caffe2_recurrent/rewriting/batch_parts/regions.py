@@ -28,7 +28,7 @@ SEQUENCES, ROWS, NUMBERS = Layout(3, 1), Layout(2, 0), Layout(1, 0)
 ONE_ROW = 1
 # Those of a backward step whose result for a sequence is of that sequence alone, or a sum over all sequences.
 FORWARD = ELEMENTWISE | BINARY | ALONG_FEATURES | UNITS | frozenset(["Concat"])
-BACKWARD = FORWARD | frozenset(kind + "Gradient" for kind in FORWARD) | frozenset(["FCTransposedGradient"])
+BACKWARD = FORWARD | frozenset(kind + "Gradient" for kind in FORWARD)
 
 Operators = List[caffe2_pb2.OperatorDef]
 

@@ -15,7 +15,7 @@ run in such threads, so that each part has its number of OpenMP's threads set.
 Source: AsyncSchedulingNet::schedule in caffe2/core/net_async_scheduling.cc, computeChains in net_dag_utils.cc.
 """
 
-from typing import Sequence
+from typing import Optional, Sequence
 
 from caffe2.proto import caffe2_pb2
 
@@ -36,34 +36,43 @@ def run(
     """What runs `parts`, which neither read nor write what others of them write, and `joining` behind them; or else,
     where the blob `enough` does not say that it may, the operators `otherwise`.
     """
-    waking = [names.new("batch_waking") for _ in range(2)]
-    first, *others = ([*thread_numbers.setting(names.new("batch_number")), *part] for part in parts)
-    operators = [
-        _if([enough], first),
-        *(new_operator("ConstantFill", [], [blob], _PLAIN, shape=[1], value=0.0) for blob in waking),
-        *(_if([enough, *waking], part) for part in others),
-    ]
-    side_by_side = _if([enough], operators)
-    (given,) = side_by_side.arg
-    # More than the nets of one chain have: these may be run in a part, and share threads with nets of as many.
-    given.n.name, given.n.type, given.n.num_workers = NET, TYPE, len(parts)
-    made = _if([enough], [side_by_side, *joining], otherwise)
-    next(given.n for given in made.arg if given.name == "then_net").name = IN_PARTS
+    with_numbers = [[*thread_numbers.setting(names.new("batch_number")), *part] for part in parts]
+    side_by_side = _if([enough], net_of(enough, with_numbers, names))
+    made = _if([enough], _net(IN_PARTS, [side_by_side, *joining]), _net(PART, otherwise) if otherwise else None)
     made.is_gradient_op = is_gradient
     return made
 
 
-def _if(inputs: Sequence[str], operators: Operators, otherwise: Operators = ()) -> caffe2_pb2.OperatorDef:
-    nets = {"then_net": _net(operators), **({"else_net": _net(otherwise)} if otherwise else {})}
-    read = [*inputs, *read_before_written(operators), *read_before_written(otherwise)]
-    written = [blob for operator in (*operators, *otherwise) for blob in operator.output]
-    return new_operator("If", list(dict.fromkeys(read)), list(dict.fromkeys(written)), _PLAIN, **nets)
+def net_of(condition: str, parts: Sequence[Operators], names: Names) -> caffe2_pb2.NetDef:
+    """The net that runs `parts` side by side, where the blob `condition` says so."""
+    waking = [names.new("batch_waking") for _ in range(2)]
+    first, *others = parts
+    net = _net(
+        NET,
+        [
+            _if([condition], _net(PART, first)),
+            *(new_operator("ConstantFill", [], [blob], _PLAIN, shape=[1], value=0.0) for blob in waking),
+            *(_if([condition, *waking], _net(PART, part)) for part in others),
+        ],
+    )
+    # More than the nets of one chain have: these may be run in a part, and share threads with nets of as many.
+    net.type, net.num_workers = TYPE, len(parts)
+    return net
 
 
-def _net(operators: Operators) -> caffe2_pb2.NetDef:
+def _if(
+    inputs: Sequence[str], net: caffe2_pb2.NetDef, otherwise: Optional[caffe2_pb2.NetDef] = None
+) -> caffe2_pb2.OperatorDef:
+    nets = {"then_net": net} if otherwise is None else {"then_net": net, "else_net": otherwise}
+    read = dict.fromkeys([*inputs, *(blob for each in nets.values() for blob in each.external_input)])
+    written = dict.fromkeys(blob for each in nets.values() for blob in each.external_output)
+    return new_operator("If", list(read), list(written), _PLAIN, **nets)
+
+
+def _net(name: str, operators: Operators) -> caffe2_pb2.NetDef:
     read = read_before_written(operators)
     written = list(dict.fromkeys(blob for operator in operators for blob in operator.output))
-    return caffe2_pb2.NetDef(name=PART, type="simple", op=operators, external_input=read, external_output=written)
+    return caffe2_pb2.NetDef(name=name, type="simple", op=operators, external_input=read, external_output=written)
 
 
 _PLAIN = caffe2_pb2.OperatorDef()

@@ -12,11 +12,13 @@ import functools
 import sys
 from typing import Any, List, Optional
 
+import numpy as np
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core, workspace
 
-from caffe2_recurrent.operators import new_operator
+from caffe2_recurrent.blob_names import Names
 from caffe2_recurrent.rewriting import calling_thread
+from caffe2_recurrent.rewriting.batch_parts import side_by_side
 from caffe2_recurrent.rewriting.products import thread_numbers
 from caffe2_recurrent.scratch_workspace import scratch_workspace
 
@@ -39,7 +41,7 @@ def why_not() -> Optional[str]:
         return "how many threads OpenMP has is not known"
     if callers != workers:
         return (
-            "OpenMP has {} threads where the net is called and {} in threads of its own; pass "
+            "the number of OpenMP's threads is {} where the net is called and {} in threads of its own; pass "
             "--caffe2_omp_num_threads=1 and --caffe2_mkl_num_threads=1 to workspace.GlobalInit".format(callers, workers)
         )
     return None
@@ -48,16 +50,11 @@ def why_not() -> Optional[str]:
 def _of_workers() -> Optional[int]:
     """The number in a thread of a net's own, once it has been set."""
     del _found[:]
-    waking = [new_operator("ConstantFill", [], [blob], _PLAIN, shape=[1], value=0.0) for blob in ("first", "second")]
-    asking = [*thread_numbers.setting("number"), _asking()]
-    inside = caffe2_pb2.NetDef(name="asking", type="simple", op=asking)
-    running = new_operator("If", ["always", "first", "second"], [], _PLAIN, then_net=inside)
+    callers = [caffe2_pb2.OperatorDef(type="Copy", input=["always"], output=["copy"])]
     with scratch_workspace(WORKSPACE):
-        true = new_operator("ConstantFill", [], ["always"], _PLAIN, shape=[1], value=True, dtype=core.DataType.BOOL)
-        workspace.RunOperatorOnce(true)
-        net = caffe2_pb2.NetDef(name="whose_threads", type="async_scheduling", num_workers=2, op=[*waking, running])
-        net.external_input.append("always")
-        workspace.RunNetOnce(net)
+        workspace.FeedBlob("always", np.array([True]))
+        parts = [callers, [*thread_numbers.setting("number"), _asking()]]
+        workspace.RunNetOnce(side_by_side.net_of("always", parts, Names([])))
     return _found[0] if _found else None
 
 
@@ -84,6 +81,3 @@ def _library() -> Optional[ctypes.CDLL]:
         return library if hasattr(library, "omp_get_max_threads") else None
     except OSError:
         return None
-
-
-_PLAIN = caffe2_pb2.OperatorDef()

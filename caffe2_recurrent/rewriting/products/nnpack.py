@@ -12,10 +12,9 @@ Source: caffe2/contrib/nnpack/nnpack_ops.cc, caffe2/operators/conv_op_shared.cc;
 NNPACK.
 """
 
-import contextlib
 import contextvars
 import functools
-from typing import Iterator
+from typing import ContextManager
 
 import numpy as np
 from caffe2.proto import caffe2_pb2
@@ -29,6 +28,7 @@ from caffe2_recurrent.rewriting.products.convolved import add_bias, like_filters
 from caffe2_recurrent.rewriting.products.onednn_copies import shape_of_result
 from caffe2_recurrent.rewriting.products.product import LAST_TWO, Product
 from caffe2_recurrent.rewriting.steps.rows import FEATURES
+from caffe2_recurrent.rewriting.switches import switched
 from caffe2_recurrent.scratch_workspace import scratch_workspace
 
 ENGINE = "NNPACK"
@@ -58,19 +58,14 @@ def is_missing() -> bool:
         return bool((workspace.FetchBlob("result") != np.full((2, 3, 1, 5), 4.0)).any())
 
 
-@contextlib.contextmanager
-def left_out() -> Iterator[None]:
+def left_out() -> ContextManager[None]:
     """No product of a step is NNPACK's in the body.
 
     Convolutions of the CPU share a buffer and its lock, by a name that the engine looks for in the workspaces around
     them, too, where those of other nets may have left both. Whoever makes a convolution makes the lock anew, which
     another thread may hold. Loops that ran side by side with such products ended the process now and then.
     """
-    before = _left_out.set(True)
-    try:
-        yield
-    finally:
-        _left_out.reset(before)
+    return switched(_left_out, True)
 
 
 def may_be_used() -> bool:

@@ -9,13 +9,14 @@ import contextvars
 import functools
 import math
 import time
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional
+from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Mapping, Optional
 
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.blob_names import Names
 from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.loops.parts import Keeping, Surroundings
+from caffe2_recurrent.rewriting.switches import switched
 from caffe2_recurrent.rewriting.trials.timing import Seconds, Subject, prepared
 from caffe2_recurrent.rewriting.trials.turns import Turns
 
@@ -32,14 +33,9 @@ LITTLE = 1 << 26
 _trying = contextvars.ContextVar("_trying", default=True)
 
 
-@contextlib.contextmanager
-def trying(is_wanted: bool) -> Iterator[None]:
+def trying(is_wanted: bool) -> ContextManager[None]:
     """Whether candidates are tried in the body. If not, the same is chosen in each process."""
-    before = _trying.set(is_wanted)
-    try:
-        yield
-    finally:
-        _trying.reset(before)
+    return switched(_trying, is_wanted)
 
 
 def are_wanted() -> bool:
