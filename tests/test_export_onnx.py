@@ -585,7 +585,9 @@ def test_after_steps_have_been_written_out(path):
     assert export_refused(path, ValueError, model) == listed(
         "export_onnx",
         "net '{}' has no LSTM under 'lstm'; it has loops under 'other'".format(name),
-        "`optimize` has written out steps of net '{}', which must be read before".format(name),
+        "`optimize` has written out steps of net '{}', or parted its batch, and must be called behind this".format(
+            name
+        ),
     )
 
 

@@ -82,7 +82,8 @@ def _find(net: caffe2_pb2.NetDef, scope: str, problems: Problems) -> List[LSTMIn
         scopes = dict.fromkeys(re.sub("/{}$".format(IN_SCOPE), "", loop.name) for loop in loops)
         problems.add("net '{}' has no LSTM under '{}'; it has loops under {}", net.name, scope, names(scopes))
         if any(map(stands_for_loop, net.op)):
-            problems.add("`optimize` has written out steps of net '{}', which must be read before", net.name)
+            text = "`optimize` has written out steps of net '{}', or parted its batch, and must be called behind this"
+            problems.add(text, net.name)
     elif not _is_stack(places):
         made = [loop.name for found in places.values() for loop in found]
         problems.add("the loops that make {} are not the layers and directions of one LSTM", names(made))
