@@ -416,15 +416,32 @@ def test_products_beside_the_loop_are_parted_with_it():
     assert kinds.count("If") == 2 and not {"FC", "FCGradient", support.LOOP, support.GRADIENT}.intersection(kinds)
 
 
-def test_a_sequence_gradient_that_is_seen_stays_one():
+def test_a_sequence_gradient_for_products_behind_stays_in_parts():
+    """It has as many numbers as all gates of all steps, and putting it together takes long."""
+    model, _ = parted(rules=[])
+    gradient = next(operator for operator in reversed(model.net.Proto().op) if operator.type == "If")
+    in_parts = next(argument.n for argument in gradient.arg if argument.name == "then_net")
+    made = {blob for operator in in_parts.op for blob in operator.output}
+    assert {"x_grad", "part_0/layer/i2h_grad", "part_1/layer/i2h_grad"} <= made and "layer/i2h_grad" not in made
+
+
+@pytest.mark.parametrize(
+    "seen, blob",
+    [
+        (lambda net: net.Copy(["layer/i2h_grad"], ["copy"]), "copy"),
+        (lambda net: net.Proto().external_output.append("layer/i2h_grad"), "layer/i2h_grad"),
+    ],
+    ids=["operator", "external_output"],
+)
+def test_a_sequence_gradient_that_is_seen_stays_one(seen, blob):
     model, _ = support.lstm()
-    model.net.Copy(["layer/i2h_grad"], ["copy"])
-    expected = support.run(model, ["copy"])
+    seen(model.net)
+    expected = support.run(model, [blob])
     workspace.ResetWorkspace()
-    model, blobs = support.lstm()
-    model.net.Copy(["layer/i2h_grad"], ["copy"])
+    model, _ = support.lstm()
+    seen(model.net)
     assert optimize(model, [], even_if_slower=True, batch_parts=2).counts[RULE] == 1
-    support.assert_same(support.run(model, ["copy"]), expected)
+    support.assert_same(support.run(model, [blob]), expected)
 
 
 def test_nnpack_has_no_part_in_it(nnpack_products, monkeypatch):

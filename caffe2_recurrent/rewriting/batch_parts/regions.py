@@ -170,7 +170,7 @@ def _backward_blobs(net: caffe2_pb2.NetDef, region: Region) -> Optional[str]:
     read_elsewhere = {
         blob
         for position, operator in enumerate(net.op)
-        if position not in region.backward
+        if position not in region.positions
         for blob in names_of(operator)
     }
     shown = [gradient.sequence, *(blob for operator in behind if operator not in sinks for blob in operator.output)]
