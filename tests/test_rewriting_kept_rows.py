@@ -9,7 +9,9 @@ import rewriting_support as support
 from caffe2_recurrent import LSTM, optimize, recurrent_net
 from caffe2_recurrent.loops.loop import laid_out_when_changed
 from caffe2_recurrent.loops.sizes import Sizes
+from caffe2_recurrent.rewriting import unrolled
 from caffe2_recurrent.rewriting.emit import is_aten
+from caffe2_recurrent.rewriting.products import fixed_rows
 from caffe2_recurrent.rewriting.rules import kept_rows, unrolled_steps
 from cells import CELLS
 from test_rewriting_nnpack_over_steps import opened
@@ -28,7 +30,11 @@ RULE = "kept_rows"
 FEW = ["transposed_weights", "unrolled_steps", RULE, "unchanged_weights"]
 # Without those that have the product with the state by other operators than FC and FCTransposed.
 MOST = [name for name in support.NAMES if name not in ("joined_sequence", "gates_first", "packed_products")]
-RULES = pytest.mark.parametrize("rules", [FEW, ["sequence_bias", *FEW], MOST], ids=["few", "bias", "most rules"])
+# The product in front of the loop leaves its result in memory that stays, with the bias of that in the step.
+FILTERS = ["sequence_bias", "filters_over_steps", *FEW]
+RULES = pytest.mark.parametrize(
+    "rules", [FEW, ["sequence_bias", *FEW], FILTERS, MOST], ids=["few", "bias", "filters", "most rules"]
+)
 FORWARD = {"gradients": False, "forward_only": True}
 PROMISED = {"constant_weights": True, "constant_threads": True}
 T, D = support.T, support.D
@@ -170,16 +176,20 @@ def test_runs_behind_something_that_is_fed_into_what_they_leave(size):
         support.assert_same(support.values(blobs), as_built(blobs))
 
 
+@pytest.mark.parametrize(
+    "rules, blob", [(FEW, "hidden_t_prev_states"), (FILTERS, "i2h_with_bias")], ids=["few", "filters"]
+)
 @pytest.mark.parametrize("planted", ["rows in another order", "another row"])
-def test_wrong_views_are_seen(planted):
+def test_wrong_views_are_seen(planted, rules, blob):
     """What the tests above compare would not pass over these."""
-    model, blobs = lstm()
+    model, blobs = lstm(rules)
     views = [operator for operator in opened(model.net.Proto()) if is_aten(operator, "narrow")]
-    of_hidden = [operator for operator in views if "hidden_t_prev_states" in operator.output[0]]
+    of_blob = [operator for operator in views if blob in operator.output[0]]
     if planted == "rows in another order":
-        of_hidden[0].output[0], of_hidden[1].output[0] = of_hidden[1].output[0], of_hidden[0].output[0]
+        of_blob[0].output[0], of_blob[1].output[0] = of_blob[1].output[0], of_blob[0].output[0]
     else:
-        support.argument(of_hidden[2], "start").i = 3
+        start, length = (support.argument(of_blob[2], name) for name in ("start", "length"))
+        start.i += length.i
     with pytest.raises(AssertionError):
         assert_runs_see([None], model, blobs)
 
@@ -202,6 +212,36 @@ def test_nothing_is_taken_apart_or_put_together_in_a_run(bias):
     made = {blob for guard in model.net.Proto().op if laid_out_when_changed(guard) for blob in guard.output}
     assert len(rows - made) == 2  # the initial ones
     assert len(rows & made) == 2 * T
+
+
+def test_what_a_product_leaves_in_memory_is_not_copied():
+    """Where it has done so is what decides about the steps as well."""
+    model, _ = lstm(FILTERS)
+    ((steps, _),) = branches(model.net)
+    assert "Add" not in {operator.type for operator in steps.op}
+    assert not {"And", "Shape"}.intersection(_between(model.net, fixed_rows.NET, unrolled.NET))
+    conditions = {net.name: operator.input[0] for operator, net in _chosen(model.net)}
+    assert conditions[unrolled.NET] == conditions[fixed_rows.NET]
+
+
+def test_what_a_product_leaves_is_copied_where_a_bias_is_to_be_added():
+    model, _ = lstm([rule for rule in FILTERS if rule != "sequence_bias"])
+    ((steps, _),) = branches(model.net)
+    assert "Add" in {operator.type for operator in steps.op}
+    assert "And" in _between(model.net, fixed_rows.NET, unrolled.NET)
+
+
+def _chosen(net):
+    """Operators that run one of two nets, with the net that they run if what they ask is so."""
+    operators = [operator for operator in net.Proto().op if operator.type == "If"]
+    return [(operator, support.argument(operator, "then_net").n) for operator in operators]
+
+
+def _between(net, first, last):
+    """The types of the operators behind the one that runs a net of the name `first` and in front of that of `last`."""
+    runs = {inner.name: operator for operator, inner in _chosen(net)}
+    operators = list(net.Proto().op)
+    return [operator.type for operator in operators[operators.index(runs[first]) + 1 : operators.index(runs[last])]]
 
 
 @RULES

@@ -90,10 +90,12 @@ class RowBiases(NamedTuple):
 
 
 class RowMemory(NamedTuple):
-    """Memory of which rows are views, see `row_memory.py`: an outer blob; for a sequence, zeros as long as a row."""
+    """Memory of which rows are views, see `row_memory.py`: an outer blob; for a sequence, zeros as long as a row, if it
+    is not in it already when the steps begin."""
 
     blob: str
     zeros: str = ""
+    is_full: bool = False
 
 
 class Unrolled(NamedTuple):

@@ -5,6 +5,7 @@
     =>  once:      memory for X and for the state, and views of their rows, by the names that these have
         each run:  X copied there;  steps;  the memory shown as the values
 
+Where oneDNN has the sequence in memory that stays (`fixed_rows.py`) the views are of that, and nothing is copied.
 Operators write to a row in its place, as they do to a slice that a link shows. For that a row has to be as large in
 each run: there are as many steps and sequences, weights stay, and of which shape it is written is known.
 
@@ -25,6 +26,13 @@ def of_vectors(loop: Loop, sequence: str, rows: Sequence[str], size: int) -> Row
     """Memory in front of the loop for the rows of a sequence, each `[size]`."""
     zeros = loop.add_before("ConstantFill", [], sequence + "_no_bias", shape=[size], value=0.0)
     return RowMemory(_add(loop, sequence, rows, [size]), zeros)
+
+
+def of_product(loop: Loop, sequence: str, rows: Sequence[str], size: int, memory: str) -> RowMemory:
+    """Likewise, in `memory`, which has the sequence already."""
+    flat = loop.add_before(ATEN, [memory], sequence + "_rows_memory", operator="flatten", start_dim=0, end_dim=-1)
+    _add_views(loop, flat, rows, size)
+    return RowMemory(flat, is_full=True)
 
 
 def of_values(loop: Loop, states: str, rows: Sequence[str], size: int) -> RowMemory:
@@ -50,7 +58,11 @@ def _add(loop: Loop, name: str, rows: Sequence[str], shape: Sequence[int]) -> st
     memory = loop.new_blob(name + "_rows_memory")
     elements = [len(rows) * length, *others]
     loop.before.append(new_operator("ConstantFill", [], [memory], loop.forward, shape=elements, value=0.0))
+    _add_views(loop, memory, rows, length)
+    return memory
+
+
+def _add_views(loop: Loop, memory: str, rows: Sequence[str], length: int) -> None:
     for position, row in enumerate(rows):
         view = {"operator": "narrow", "dim": 0, "start": position * length, "length": length}
         loop.before.append(new_operator(ATEN, [memory], [row], loop.forward, **view))
-    return memory

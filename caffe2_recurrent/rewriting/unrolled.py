@@ -116,7 +116,8 @@ def _forward(loop: Loop) -> Operators:
     for outer in sequences(loop):
         rows = [row_of(loop, outer, step) for step in steps]
         if outer in loop.unrolled.memory:
-            made.append(row_memory.filled(loop, loop.unrolled.memory[outer], outer, vectors[outer]))
+            if not loop.unrolled.memory[outer].is_full:
+                made.append(row_memory.filled(loop, loop.unrolled.memory[outer], outer, vectors[outer]))
         elif outer in vectors:
             made += _vectors(loop, outer, vectors[outer], rows)
         else:

@@ -13,7 +13,7 @@ R and P are oneDNN's names for memory that blobs of the CPU's have, too: X is co
 Source: caffe2/ideep/operators/conv_op.cc.
 """
 
-from typing import List, NamedTuple, Sequence, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 from caffe2.proto import caffe2_pb2
@@ -33,6 +33,8 @@ from caffe2_recurrent.scratch_workspace import scratch_workspace
 
 WORKSPACE = "caffe2_recurrent_fixed_rows"
 NET = "fixed_rows"
+# As what a loop has, for a result, the blob that says whether X has those rows, and that of the CPU's that shows P.
+HAS_ROWS, RESULTS = "has_rows", "results_of_rows"
 
 Operators = List[caffe2_pb2.OperatorDef]
 
@@ -79,6 +81,7 @@ def in_place_of(operator: caffe2_pb2.OperatorDef, loop: Loop, size: Size) -> Mad
     onednn.add(emitter, "Conv", [rows, filters, biases], [results], kernel=1, training_mode=0)
     emitter.add("Alias", [shown(results)], result)
     read = [rows, shown(rows), filters, biases, results, shown(results)]
+    loop.made[(HAS_ROWS, result)], loop.made[(RESULTS, result)] = has_rows, shown(results)
     each = [
         new_operator("Shape", [x], [found], operator),
         new_operator("ATen", [found, wanted], [equal], operator, operator="equal"),
@@ -94,6 +97,13 @@ def in_place_of(operator: caffe2_pb2.OperatorDef, loop: Loop, size: Size) -> Mad
         ),
     ]
     return Made(once, each)
+
+
+def memory_of(loop: Loop, result: str) -> Optional[Tuple[str, str]]:
+    """The blob in which such a product has its result, `[T, N, M]`, and the one that says whether it is there."""
+    if (RESULTS, result) not in loop.made:
+        return None
+    return loop.made[(RESULTS, result)], loop.made[(HAS_ROWS, result)]
 
 
 def product(inputs: Sequence[str], result: str) -> caffe2_pb2.OperatorDef:
