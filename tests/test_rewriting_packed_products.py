@@ -7,7 +7,8 @@ from caffe2.python import core, workspace
 import comparing
 import rewriting_support as support
 import step_nets
-from caffe2_recurrent import LSTM, MILSTM, recurrent_net
+from caffe2_recurrent import LSTM, MILSTM, optimize, recurrent_net
+from caffe2_recurrent.loops import shape_inference
 from caffe2_recurrent.loops.parts import Keeping
 from caffe2_recurrent.rewriting.elementwise import vectorised
 from caffe2_recurrent.rewriting.products import onednn, product_ways, step_products
@@ -52,6 +53,25 @@ def test_step_nets(make, rules, executor, way):
     counts = rewrite.report.counts
     has_product = any(operator.type == "FC" for operator in step_net.cell.Proto().op)
     assert (counts[RULE] + counts.get("products_over_steps", 0) > 0) == has_product
+
+
+@pytest.mark.parametrize("batch", [1, support.N])
+def test_caffe2_is_not_asked_for_what_is_an_error_to_it(batch, way, backward_loops, monkeypatch):
+    """It would log that. A 1 is taken for more, and a slice has another shape between two operators than for others."""
+    found, infer = [], workspace.InferShapesAndTypes
+
+    def recording(*arguments, **options):
+        result = infer(*arguments, **options)
+        found.append(result[0])
+        return result
+
+    monkeypatch.setattr(workspace, "InferShapesAndTypes", recording)
+    # What was asked before is not asked again.
+    shape_inference._inferred.cache_clear()
+    model, _ = support.lstm()
+    support.feed(batch=batch)
+    assert optimize(model, even_if_slower=True).counts[RULE]
+    assert found and all(found)
 
 
 @pytest.mark.parametrize("batch, size", SIZES)

@@ -10,6 +10,7 @@ from typing import Dict, Iterable, Mapping, Optional, Sequence, Tuple
 from caffe2.proto import caffe2_pb2
 from caffe2.python import workspace
 
+from caffe2_recurrent.loops.fitting_shapes import fit
 from caffe2_recurrent.operator_arguments import integer, integers, string
 from caffe2_recurrent.operators import is_on_onednn
 
@@ -81,7 +82,10 @@ def _inferred(operator: bytes, known: Tuple[Tuple[str, Shape], ...]) -> Mapping[
     """What Caffe2 infers. Rules ask for the same again and again, which took a quarter of the time to apply them."""
     given = caffe2_pb2.OperatorDef.FromString(operator)
     # Caffe2 passes over others with a warning, and takes it that what ATen gives has no dimensions.
-    if not dict(known).keys() >= set(given.input) or (given.type == "ATen" and not _is_addcmul(given)):
+    shapes = dict(known)
+    if not shapes.keys() >= set(given.input) or (given.type == "ATen" and not _is_addcmul(given)):
+        return {}
+    if not fit(given, [shapes[blob] for blob in given.input]):
         return {}
     net = caffe2_pb2.NetDef(op=_known_to_caffe2(given))
     dimensions = {blob: list(shape) for blob, shape in known}
