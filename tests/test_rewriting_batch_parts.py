@@ -444,6 +444,18 @@ def test_a_sequence_gradient_that_is_seen_stays_one(seen, blob):
     support.assert_same(support.run(model, [blob]), expected)
 
 
+@pytest.mark.parametrize("rules", [[], ["unrolled_steps"]], ids=["loops", "unrolled"])
+def test_blobs_that_gradient_operators_make_as_they_run_are_there_before(rules, unrolled_steps):
+    """Two threads that make blobs in one workspace at once leave it in disorder."""
+    model, _ = parted(rules=rules)
+    gradients = [
+        "part_{}/layer/layer/{}_t_prev_states_grad".format(part, of) for part in "01" for of in ("hidden", "cell")
+    ]
+    assert not any(map(workspace.HasBlob, gradients))
+    workspace.CreateNet(model.net)
+    assert all(map(workspace.HasBlob, gradients))
+
+
 def test_nnpack_has_no_part_in_it(nnpack_products, monkeypatch):
     """Its convolutions share a lock, which whoever makes one makes anew."""
     seen = []

@@ -12,16 +12,22 @@ one of them, let a thread of the net's own begin with each other part; then part
 the caller goes on gets another core; if the caller went to sleep, both might get the same. Without the flag all parts
 run in such threads, so that each part has its number of OpenMP's threads set.
 
-Source: AsyncSchedulingNet::schedule in caffe2/core/net_async_scheduling.cc, computeChains in net_dag_utils.cc.
+A gradient operator makes blobs in the workspace of the net as it first runs, for gradients of states. Two that did so
+at once left the workspace in disorder: a blob was not found, or the process ended. What an operator writes is made
+together with the operator. So operators that would write these blobs are where there are too few sequences.
+
+Source: AsyncSchedulingNet::schedule in caffe2/core/net_async_scheduling.cc, computeChains in net_dag_utils.cc,
+Workspace::CreateBlob in workspace.cc; RecurrentNetworkGradientOp in caffe2/operators/rnn/recurrent_network_op.h.
 """
 
-from typing import Optional, Sequence
+from typing import Iterable, List, Optional, Sequence
 
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.blob_names import Names
 from caffe2_recurrent.loops.loop import IN_PARTS
-from caffe2_recurrent.operators import new_operator, read_before_written
+from caffe2_recurrent.operator_arguments import STATES, nets_of, strings
+from caffe2_recurrent.operators import GRADIENT_OPERATOR, gradient_name, new_operator, read_before_written
 from caffe2_recurrent.rewriting.products import thread_numbers
 
 NET, PART = "parts_of_the_batch", "part_of_the_batch"
@@ -36,6 +42,8 @@ def run(
     """What runs `parts`, which neither read nor write what others of them write, and `joining` behind them; or else,
     where the blob `enough` does not say that it may, the operators `otherwise`.
     """
+    made_in_a_run = [blob for part in parts for blob in _made_in_a_run(part)]
+    otherwise = [*otherwise, *_filled(made_in_a_run)]
     with_numbers = [[*thread_numbers.setting(names.new("batch_number")), *part] for part in parts]
     side_by_side = _if([enough], net_of(enough, with_numbers, names))
     made = _if([enough], _net(IN_PARTS, [side_by_side, *joining]), _net(PART, otherwise) if otherwise else None)
@@ -51,13 +59,28 @@ def net_of(condition: str, parts: Sequence[Operators], names: Names) -> caffe2_p
         NET,
         [
             _if([condition], _net(PART, first)),
-            *(new_operator("ConstantFill", [], [blob], _PLAIN, shape=[1], value=0.0) for blob in waking),
+            *_filled(waking),
             *(_if([condition, *waking], _net(PART, part)) for part in others),
         ],
     )
     # More than the nets of one chain have: these may be run in a part, and share threads with nets of as many.
     net.type, net.num_workers = TYPE, len(parts)
     return net
+
+
+def _made_in_a_run(operators: Iterable[caffe2_pb2.OperatorDef]) -> List[str]:
+    """The blobs that loops' gradient operators make in the workspace of the net as they run."""
+    found: List[str] = []
+    for operator in operators:
+        if operator.type == GRADIENT_OPERATOR:
+            found += map(gradient_name, strings(operator, STATES))
+        elif operator.type == "If":
+            found += _made_in_a_run(inner for net in nets_of(operator) for inner in net.op)
+    return list(dict.fromkeys(found))
+
+
+def _filled(blobs: Iterable[str]) -> List[caffe2_pb2.OperatorDef]:
+    return [new_operator("ConstantFill", [], [blob], _PLAIN, shape=[1], value=0.0) for blob in blobs]
 
 
 def _if(
