@@ -456,6 +456,12 @@ def test_blobs_that_gradient_operators_make_as_they_run_are_there_before(rules, 
     assert all(map(workspace.HasBlob, gradients))
 
 
+def test_such_blobs_go_by_the_names_that_the_operator_has_for_them():
+    names = {"recurrent_states": ["a", "b"], "b_grad.rename": "of_b"}
+    operator = core.CreateOperator("RecurrentNetworkGradient", [], ["x_grad"], **names)
+    assert side_by_side._made_in_a_run([operator]) == ["a_grad", "of_b"]
+
+
 def test_nnpack_has_no_part_in_it(nnpack_products, monkeypatch):
     """Its convolutions share a lock, which whoever makes one makes anew."""
     seen = []

@@ -62,8 +62,9 @@ def left_out() -> ContextManager[None]:
     """No product of a step is NNPACK's in the body.
 
     Convolutions of the CPU share a buffer and its lock, by a name that the engine looks for in the workspaces around
-    them, too, where those of other nets may have left both. Whoever makes a convolution makes the lock anew, which
-    another thread may hold. Loops that ran side by side with such products ended the process now and then.
+    them, too. There those of the net have left both, as where the loop for too few sequences is written out. Whoever
+    makes a convolution makes the lock anew, which another thread may hold: loops that ran side by side with such
+    products ended the process.
     """
     return switched(_left_out, True)
 
