@@ -374,6 +374,12 @@ def laid_out_when_changed(operator: caffe2_pb2.OperatorDef) -> Sequence[caffe2_p
     return net.op if net.name == WHEN_CHANGED else []
 
 
+def is_optimised(forward: caffe2_pb2.OperatorDef) -> bool:
+    """Whether it stands for a loop that rules may have changed: the step net's name tells its content."""
+    net = net_argument(forward, STEP_NET)
+    return bool(net.name == _name_by_content(net))
+
+
 def name_steps_by_content(forward: caffe2_pb2.OperatorDef) -> None:
     """Step workspaces keep the nets that they have run, and know them by name."""
     for name in (STEP_NET, BACKWARD_STEP_NET):

@@ -1,7 +1,7 @@
 """The loops of a net, however they were built: operators -> Loop."""
 
 import itertools
-from typing import Dict, List, Optional
+from typing import Dict, List, Optional, Set
 
 from caffe2.proto import caffe2_pb2
 
@@ -26,7 +26,7 @@ from caffe2_recurrent.operator_arguments import (
     strings,
 )
 from caffe2_recurrent.operator_arguments import net as net_argument
-from caffe2_recurrent.operators import GRADIENT_OPERATOR, OPERATOR, copied
+from caffe2_recurrent.operators import GRADIENT_OPERATOR, OPERATOR, copied, gradient_name
 from caffe2_recurrent.wiring import Alias, Link
 
 
@@ -125,3 +125,27 @@ def read_links(operator: caffe2_pb2.OperatorDef, prefix: str) -> List[Link]:
     """The links in the arguments `<prefix>_internal`, `_external` and `_offset`."""
     parts = (strings(operator, prefix + ending) for ending in ("_internal", "_external"))
     return [Link(*values) for values in zip(*parts, integers(operator, prefix + "_offset"))]
+
+
+def workspaces_of(operator: caffe2_pb2.OperatorDef) -> str:
+    """The blob that holds the step workspaces of a loop or gradient operator."""
+    return str(operator.output[-1] if operator.type == OPERATOR else operator.input[-1])
+
+
+def outer_blobs(operator: caffe2_pb2.OperatorDef) -> Set[str]:
+    """All blobs of the outer net that a loop or gradient operator itself reads, writes, makes or has its steps see by
+    other names. What steps know by the same name need not be among them.
+    """
+    links = [*read_links(operator, "link"), *read_links(operator, "backward_link")]
+    renamed = read_renames(operator)
+    named = [*(link.outer for link in links), *strings(operator, "alias_src"), *strings(operator, "alias_dst")]
+    found = {*operator.input, *operator.output, *strings(operator, STATES), *made_in_a_run(operator)}
+    return found.union(renamed.get(blob, blob) for blob in named) - {""}
+
+
+def made_in_a_run(operator: caffe2_pb2.OperatorDef) -> List[str]:
+    """The blobs that a gradient operator makes in the workspace of the net as it first runs: gradients of states."""
+    if operator.type != GRADIENT_OPERATOR:
+        return []
+    renamed = read_renames(operator)
+    return [renamed.get(blob, blob) for blob in map(gradient_name, strings(operator, STATES))]

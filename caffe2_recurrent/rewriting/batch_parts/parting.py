@@ -9,11 +9,10 @@ from caffe2_recurrent.blob_names import Names, all_names
 from caffe2_recurrent.loops.reading import read_loops
 from caffe2_recurrent.loops.sizes import Shape, Sizes
 from caffe2_recurrent.rewriting import loop_trial
-from caffe2_recurrent.rewriting.batch_parts import regions, side_by_side, worker_threads
+from caffe2_recurrent.rewriting.batch_parts import own_buffers, regions, side_by_side, worker_threads
 from caffe2_recurrent.rewriting.batch_parts.parted_net import JOINING, Parted, Place, part
 from caffe2_recurrent.rewriting.batch_parts.regions import Region
 from caffe2_recurrent.rewriting.net_pass import Rewritten
-from caffe2_recurrent.rewriting.products import nnpack
 from caffe2_recurrent.rewriting.report import Refusal, Report, Rewrite
 from caffe2_recurrent.rewriting.trials import trial
 
@@ -46,8 +45,7 @@ def rewritten_in_parts(
     choice = Choice([(Place(place), operator) for place, operator in zip(whole.places, whole.operators)], whole.report)
     while found:
         parted = part(net, found, parts, sizes)
-        with nnpack.left_out():
-            rewritten = rewrite(parted.net, find_sizes(parted.net, parted.shapes), True)
+        rewritten = rewrite(parted.net, find_sizes(parted.net, parted.shapes), True)
         candidate = _in_parts(net, found, whole, parted, rewritten)
         with trial.trying(trials):
             slower = {} if even_if_slower else _slower(found, whole, candidate, sizes)
@@ -86,7 +84,9 @@ def _in_parts(
     operators = [*made.operators, *whole.operators]
     names = Names(itertools.chain(all_names(net), all_names(caffe2_pb2.NetDef(op=operators))))
     gradients = {region.backward[0] for region in found if region.backward}
-    return Choice(_side_by_side(parted, made, otherwise, gradients, names), made.report)
+    placed = _side_by_side(parted, made, otherwise, gradients, names)
+    apart = own_buffers.with_own_buffers([operator for _, operator in placed])
+    return Choice([(place, operator) for (place, _), operator in zip(placed, apart)], made.report)
 
 
 def _of(whole: Rewritten, positions: Sequence[int]) -> Operators:

@@ -14,7 +14,7 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.backward.gradient_maker import POSITIONS
 from caffe2_recurrent.blob_names import names_of
-from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.loop import Loop, is_optimised
 from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.loops.surroundings import ONE_BY_ONE
 from caffe2_recurrent.operator_arguments import integers
@@ -79,6 +79,8 @@ def _unfit(net: caffe2_pb2.NetDef, loop: Loop, parts: int, sizes: Sizes) -> Opti
         return "the sizes of its sequence are not known; give shapes"
     if batch < parts:
         return "there are {} parts for {} sequence{}".format(parts, batch, "" if batch == 1 else "s")
+    if is_optimised(loop.forward):
+        return "it has been optimised before; batches are parted in the first call"
     rows = with_rows(loop, sizes)
     for operator in loop.operators:
         results = operator.output[:1] if operator.type == "Concat" else operator.output

@@ -26,9 +26,9 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.blob_names import Names
 from caffe2_recurrent.loops.loop import IN_PARTS
-from caffe2_recurrent.loops.reading import read_renames
-from caffe2_recurrent.operator_arguments import STATES, nets_of, strings
-from caffe2_recurrent.operators import GRADIENT_OPERATOR, gradient_name, new_operator, read_before_written
+from caffe2_recurrent.loops.reading import made_in_a_run
+from caffe2_recurrent.operator_arguments import nets_of
+from caffe2_recurrent.operators import LOOPS, new_operator, read_before_written
 from caffe2_recurrent.rewriting.products import thread_numbers
 
 NET, PART = "parts_of_the_batch", "part_of_the_batch"
@@ -73,9 +73,8 @@ def _made_in_a_run(operators: Iterable[caffe2_pb2.OperatorDef]) -> List[str]:
     """The blobs that loops' gradient operators make in the workspace of the net as they run."""
     found: List[str] = []
     for operator in operators:
-        if operator.type == GRADIENT_OPERATOR:
-            renames = read_renames(operator)
-            found += [renames.get(blob, blob) for blob in map(gradient_name, strings(operator, STATES))]
+        if operator.type in LOOPS:
+            found += made_in_a_run(operator)
         elif operator.type == "If":
             found += _made_in_a_run(inner for net in nets_of(operator) for inner in net.op)
     return list(dict.fromkeys(found))

@@ -12,9 +12,7 @@ Source: caffe2/contrib/nnpack/nnpack_ops.cc, caffe2/operators/conv_op_shared.cc;
 NNPACK.
 """
 
-import contextvars
 import functools
-from typing import ContextManager
 
 import numpy as np
 from caffe2.proto import caffe2_pb2
@@ -28,13 +26,10 @@ from caffe2_recurrent.rewriting.products.convolved import add_bias, like_filters
 from caffe2_recurrent.rewriting.products.onednn_copies import shape_of_result
 from caffe2_recurrent.rewriting.products.product import LAST_TWO, Product
 from caffe2_recurrent.rewriting.steps.rows import FEATURES
-from caffe2_recurrent.rewriting.switches import switched
 from caffe2_recurrent.scratch_workspace import scratch_workspace
 
 ENGINE = "NNPACK"
 WORKSPACE = "caffe2_recurrent_nnpack"
-
-_left_out = contextvars.ContextVar("_left_out", default=False)
 
 
 @functools.lru_cache(maxsize=None)
@@ -56,22 +51,6 @@ def is_missing() -> bool:
         except RuntimeError:
             return True
         return bool((workspace.FetchBlob("result") != np.full((2, 3, 1, 5), 4.0)).any())
-
-
-def left_out() -> ContextManager[None]:
-    """No product of a step is NNPACK's in the body.
-
-    Convolutions of the CPU share a buffer and its lock, by a name that the engine looks for in the workspaces around
-    them, too. There those of the net have left both, as where the loop for too few sequences is written out. Whoever
-    makes a convolution makes the lock anew, which another thread may hold: loops that ran side by side with such
-    products ended the process.
-    """
-    return switched(_left_out, True)
-
-
-def may_be_used() -> bool:
-    """Whether products of steps may be NNPACK's."""
-    return not _left_out.get() and not is_missing()
 
 
 def is_by_nnpack(operator: caffe2_pb2.OperatorDef) -> bool:

@@ -19,7 +19,7 @@ def ways_of(parts: int, may_keep: bool = False) -> List[str]:
     found = onednn.ways_of(parts) if onednn.why_not() is None else []
     if found and may_keep and parts == 1:
         found.append(KEPT_FILTERS)
-    return found + ([NNPACK] if nnpack.may_be_used() else [])
+    return found + ([] if nnpack.is_missing() else [NNPACK])
 
 
 def why_none() -> str:
