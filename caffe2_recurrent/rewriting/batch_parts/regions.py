@@ -8,7 +8,7 @@ or a sum over all sequences, which parts make for theirs (`summed`).
 """
 
 from dataclasses import dataclass, field
-from typing import Dict, Iterator, List, Optional, Set, Union
+from typing import Dict, List, Optional, Set, Union
 
 from caffe2.proto import caffe2_pb2
 
@@ -18,17 +18,16 @@ from caffe2_recurrent.loops.loop import Loop, is_optimised
 from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.loops.surroundings import ONE_BY_ONE
 from caffe2_recurrent.operator_arguments import integers
-from caffe2_recurrent.operators import LENGTHS_INPUT
+from caffe2_recurrent.rewriting.batch_parts import batch_axes
 from caffe2_recurrent.rewriting.batch_parts.bounds import Layout
-from caffe2_recurrent.rewriting.steps.rows import ALONG_FEATURES, BINARY, ELEMENTWISE, UNITS, with_rows
 
-# A batch of sequences [T, N, k], of rows [N, k], and of numbers [N].
-SEQUENCES, ROWS, NUMBERS = Layout(3, 1), Layout(2, 0), Layout(1, 0)
+# A batch of sequences [T, N, k], and of rows [N, k].
+SEQUENCES, ROWS = Layout(3, 1), Layout(2, 0)
 # Axes of an initial state that is the same for all sequences.
 ONE_ROW = 1
-# Those of a backward step whose result for a sequence is of that sequence alone, or a sum over all sequences.
-FORWARD = ELEMENTWISE | BINARY | ALONG_FEATURES | UNITS | frozenset(["Concat"])
-BACKWARD = FORWARD | frozenset(kind + "Gradient" for kind in FORWARD)
+# Operators of backward steps: where those of the step take sequences one by one, their gradients are of one sequence
+# each, or sums over all.
+BACKWARD = batch_axes.KINDS | frozenset(kind + "Gradient" for kind in batch_axes.KINDS)
 
 Operators = List[caffe2_pb2.OperatorDef]
 
@@ -37,12 +36,14 @@ Operators = List[caffe2_pb2.OperatorDef]
 class Region:
     """The operators of one loop that are parted, by their positions in the net, in the order in which they run.
 
-    `forward` ends with the loop's operator, and takes its place; `backward` begins with the gradient operator.
+    `forward` ends with the loop's operator, and takes its place; `backward` begins with the gradient operator. Of what
+    is sliced `references` are blobs that steps read by their own names.
     """
 
     loop: Loop
     forward: List[int]
     backward: List[int]
+    references: Dict[str, Layout] = field(default_factory=dict)
     sliced: Dict[str, Layout] = field(default_factory=dict)
     gradients: Dict[str, Layout] = field(default_factory=dict)
     joined: Dict[str, int] = field(default_factory=dict)
@@ -65,8 +66,11 @@ def find(net: caffe2_pb2.NetDef, position: int, loop: Loop, parts: int, sizes: S
     reason = _unfit(net, loop, parts, sizes)
     if reason is not None:
         return reason
+    references = batch_axes.of_references(loop, sizes)
+    if isinstance(references, str):
+        return references
     forward = [*sorted(loop.surroundings.sources.values()), position]
-    region = Region(loop, forward, _backward(net, loop))
+    region = Region(loop, forward, _backward(net, loop), references)
     return _forward_blobs(net, region, sizes) or _backward_blobs(net, region) or _disturbed(net, region) or region
 
 
@@ -81,11 +85,6 @@ def _unfit(net: caffe2_pb2.NetDef, loop: Loop, parts: int, sizes: Sizes) -> Opti
         return "there are {} parts for {} sequence{}".format(parts, batch, "" if batch == 1 else "s")
     if is_optimised(loop.forward):
         return "it has been optimised before; batches are parted in the first call"
-    rows = with_rows(loop, sizes)
-    for operator in loop.operators:
-        results = operator.output[:1] if operator.type == "Concat" else operator.output
-        if operator.type not in FORWARD or not rows.issuperset(results):
-            return "its steps have '{}', which is not known to take sequences one by one".format(operator.type)
     for operator in loop.gradient.operators if loop.gradient is not None else []:
         if operator.type not in BACKWARD:
             return "its backward steps have '{}', which is not known to take sequences one by one".format(operator.type)
@@ -133,7 +132,9 @@ def _forward_blobs(net: caffe2_pb2.NetDef, region: Region, sizes: Sizes) -> Opti
             return "'{}' is not known to have a row for each sequence, or one for all".format(state.outer_initial)
         if axes != ONE_ROW:
             sliced[state.outer_initial] = ROWS if axes == ROWS.axes else SEQUENCES
-    sliced.update(dict.fromkeys(_lengths(loop), NUMBERS))
+    for blob, layout in region.references.items():
+        if sliced.setdefault(blob, layout) != layout:
+            return "its steps read '{}' in two ways".format(blob)
     if not read.issuperset(sliced):
         return "its steps read '{}', of which its operator says nothing".format(min(sliced.keys() - read))
     for blob, layout in sliced.items():
@@ -149,13 +150,6 @@ def _forward_blobs(net: caffe2_pb2.NetDef, region: Region, sizes: Sizes) -> Opti
     return None
 
 
-def _lengths(loop: Loop) -> Iterator[str]:
-    for operator in loop.operators:
-        position = LENGTHS_INPUT.get(operator.type)
-        if position is not None and position < len(operator.input) and loop.is_reference(operator.input[position]):
-            yield operator.input[position]
-
-
 def _backward_blobs(net: caffe2_pb2.NetDef, region: Region) -> Optional[str]:
     """Likewise, of the backward pass."""
     gradient, loop = region.loop.gradient, region.loop
@@ -163,7 +157,7 @@ def _backward_blobs(net: caffe2_pb2.NetDef, region: Region) -> Optional[str]:
         return None
     if gradient.others:
         return "its gradient operator makes '{}' too".format(gradient.others[0])
-    if any(parameter.outer not in region.whole for parameter in gradient.parameters):
+    if any(parameter.outer not in {*region.whole, *region.references} for parameter in gradient.parameters):
         return "it has gradients of what there is for each sequence"
     positions = integers(gradient.operator, POSITIONS)
     region.gradients = dict.fromkeys((blob for blob, _ in zip(gradient.incoming, positions)), SEQUENCES)
@@ -181,7 +175,11 @@ def _backward_blobs(net: caffe2_pb2.NetDef, region: Region) -> Optional[str]:
             region.own.add(blob)
         else:
             region.joined[blob] = SEQUENCES.batch
-    region.summed = {parameter.outer_gradient for parameter in gradient.parameters}
+    for parameter in gradient.parameters:
+        if parameter.outer in region.references:
+            region.joined[parameter.outer_gradient] = region.references[parameter.outer].batch
+        else:
+            region.summed.add(parameter.outer_gradient)
     for blob, state in zip(gradient.initial, loop.states):
         if state.outer_initial in region.sliced:
             region.joined[blob] = region.sliced[state.outer_initial].batch
