@@ -237,11 +237,16 @@ def _in_parts(records: Sequence[Record]) -> Iterator[str]:
     variants = [(record, record["seconds"].get(OPTIMISED, {})) for record in records]
     if not any(IN_PARTS in found for _, found in variants):
         return
-    rows = ["{shape} {pass}".format(**record) for record, found in variants if faster(found) == IN_PARTS]
+    # A cell with the rows in which that is so; rows of older runs may have none.
+    rows: Dict[str, List[str]] = {}
+    for record, found in variants:
+        if faster(found) == IN_PARTS:
+            rows.setdefault(record["cell"], []).append("{shape} {pass}".format(**record))
+    listed = ["{} at {}".format(cell, "; ".join(found)) for cell, found in rows.items()]
     yield (
-        "With several threads an LSTM optimised has all of them in each operator or, in a process of its own, a part "
+        "With several threads a layer optimised has all of them in each operator or, in a process of its own, a part "
         "of the batch for each of them (`batch_parts`), whichever takes less: the latter {}.".format(
-            "at " + "; ".join(rows) if rows else "in no row"
+            "for " + ", ".join(listed) if listed else "in no row"
         )
     )
 

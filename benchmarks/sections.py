@@ -189,9 +189,9 @@ def _times(
     def enter(contest: Contest, is_first: bool) -> None:
         for maker in makers():
             contest.enter_layer(maker, cell, maker, shape, pass_)
-        if cell == "LSTM" and is_first:
-            if threads > 1:
-                _enter_parts(contest, shape, pass_)
+        if is_first and threads > 1:
+            _enter_parts(contest, cell, shape, pass_)
+        if is_first and cell == "LSTM":
             _enter_others(contest, limits, shape, pass_, interpreters)
 
     timed = _timed(plan, threads, enter)
@@ -235,11 +235,11 @@ def rounds_of_executors(threads: int) -> List[Tuple[bool, ...]]:
     return [tuple(EXECUTOR)] if threads == 1 else [(executor,) for executor in EXECUTOR]
 
 
-def _enter_parts(contest: Contest, shape: Shape, pass_: str) -> None:
+def _enter_parts(contest: Contest, cell: str, shape: Shape, pass_: str) -> None:
     """Ours optimised, with a part of the batch for each thread: a variant of it, unless the batch stays as it is."""
     if optimizer() is None or shape.batch < contest.threads:
         return
-    other = Other(OPTIMISED, sys.executable, batch_parts.KIND)
+    other = Other(OPTIMISED, sys.executable, cell)
 
     def make(stack: contextlib.ExitStack) -> Interpreter:
         interpreter = stack.enter_context(Interpreter(other, Path(batch_parts.__file__)))

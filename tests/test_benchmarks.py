@@ -997,22 +997,25 @@ def test_nothing_is_timed_before_it_is_prepared():
 
 @pytest.fixture
 def parted(monkeypatch):
-    """The LSTM in parts, however long it takes."""
+    """Layers in parts, by the cell, however long they take."""
     workspace.GlobalInit(["tests", calling_thread.FLAG])
     monkeypatch.setattr(caffe2_recurrent, "optimize", functools.partial(optimize, even_if_slower=True))
-    batch_parts.PartedLSTM.set_threads(2)
-    return batch_parts.PartedLSTM
+    kinds = batch_parts.kinds()
+    for kind in kinds.values():
+        kind.set_threads(2)
+    return kinds
 
 
+@pytest.mark.parametrize("cell", layers.CELLS)
 @pytest.mark.parametrize("pass_", layers.PASSES)
-def test_a_batch_in_parts_computes_what_others_do(parted, pass_):
-    layer = Layer("LSTM", STOCK, SMALL, pass_)
-    made = parted(SMALL, pass_ == TRAINING, {})
+def test_a_batch_in_parts_computes_what_others_do(parted, cell, pass_):
+    layer = Layer(cell, STOCK, SMALL, pass_)
+    made = parted[cell](SMALL, pass_ == TRAINING, {})
     made.run(2)
     results = made.results().items()
     found = {name: np.frombuffer(data, np.float32).reshape(size) for name, (size, data) in results}
     assert layers.difference(found, layer.results()) is None
-    assert list(parted.versions()) == ["caffe2_recurrent"]
+    assert list(parted[cell].versions()) == ["caffe2_recurrent"]
     made.close()
     layer.close()
 
@@ -1020,7 +1023,7 @@ def test_a_batch_in_parts_computes_what_others_do(parted, pass_):
 def test_a_batch_that_stays_in_one_part_is_not_timed_as_if_in_parts(parted, monkeypatch):
     monkeypatch.setattr(caffe2_recurrent, "optimize", functools.partial(optimize, trials=False))
     with pytest.raises(ValueError, match=batch_parts.STAYS):
-        parted(SMALL, False, {})
+        parted["LSTM"](SMALL, False, {})
 
 
 def _failing(line):
@@ -1050,23 +1053,24 @@ def test_parts_are_a_variant_in_a_process_of_their_own(monkeypatch, answer, fail
     monkeypatch.setattr(sections, "Interpreter", Refusing)
     monkeypatch.setattr(sections, "optimizer", lambda: optimize)
     with sections.Contest(2) as contest:
-        sections._enter_parts(contest, SMALL, TRAINING)
+        sections._enter_parts(contest, "GRU", SMALL, TRAINING)
         assert len(contest.failures) == failures
         # There is no part for each thread.
-        sections._enter_parts(contest, SMALL._replace(batch=1), TRAINING)
-    other = interpreters.Other(OPTIMISED, sys.executable, batch_parts.KIND)
+        sections._enter_parts(contest, "GRU", SMALL._replace(batch=1), TRAINING)
+    other = interpreters.Other(OPTIMISED, sys.executable, "GRU")
     assert seen == [(other, "batch_parts.py", (SMALL, TRAINING, 2))]
 
 
 def test_the_document_says_where_parts_were_faster():
-    def record(pass_, **variants):
+    def record(pass_, cell="LSTM", **variants):
         seconds = {variant.replace("_", " "): [time] for variant, time in variants.items()}
-        return {"shape": "5,4,3,2", "pass": pass_, "seconds": {OPTIMISED: seconds}}
+        return {"cell": cell, "shape": "5,4,3,2", "pass": pass_, "seconds": {OPTIMISED: seconds}}
 
-    records = [record("training", executor_off=2.0, in_parts=1.0), record("forward", executor_off=1.0, in_parts=2.0)]
+    faster, slower = {"executor_off": 2.0, "in_parts": 1.0}, {"executor_off": 1.0, "in_parts": 2.0}
+    records = [record("training", **faster), record("forward", **slower), record("forward", "GRU", **faster)]
     (line,) = reporting._in_parts(records)
-    assert line.endswith("whichever takes less: the latter at 5,4,3,2 training.")
-    (line,) = reporting._in_parts(records[1:])
+    assert line.endswith("whichever takes less: the latter for LSTM at 5,4,3,2 training, GRU at 5,4,3,2 forward.")
+    (line,) = reporting._in_parts(records[1:2])
     assert line.endswith("whichever takes less: the latter in no row.")
     assert list(reporting._in_parts([record("training", executor_off=2.0)])) == []
 
