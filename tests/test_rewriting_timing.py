@@ -291,22 +291,32 @@ def test_the_usual_time_of_what_wakes_threads(times, expected, runs, monkeypatch
     assert found == (pytest.approx(expected), [1, *runs], [])
 
 
-def test_what_wakes_threads_and_is_of_no_interest_is_run_once(monkeypatch):
-    assert timed([0.3, 0.2], monkeypatch, 0.29, wakes_threads=True) == (0.3, [1], [0.2])
-
-
+@pytest.mark.parametrize("wakes_threads", [False, True])
 @pytest.mark.parametrize(
-    "first, of_interest, is_run_again",
+    "times, of_interest, is_timed_better",
     [
-        (0.3, 0.29, False),
-        (0.3, 0.31, True),
+        # In the first run of all, loops make their steps.
+        ([0.9, 0.3], 0.29, False),
+        ([0.9, 0.28, 0.2], 0.29, True),
+        ([0.3, 0.2], 0.31, True),
         # It takes no time to run it again.
-        (timing.MOST, 0.001, True),
+        ([timing.MOST, 0.2], 0.001, True),
     ],
 )
-def test_what_is_of_no_interest_is_run_once(first, of_interest, is_run_again, monkeypatch):
-    expected = (0.2, [1, 1], []) if is_run_again else (first, [1], [0.2])
-    assert timed([first, 0.2], monkeypatch, of_interest) == expected
+def test_what_is_of_no_interest_is_timed_no_better(times, of_interest, is_timed_better, wakes_threads, monkeypatch):
+    # The usual time is had of others than those that were to tell.
+    given = [*times, 0.2] if is_timed_better and wakes_threads else times
+    assert timed(given, monkeypatch, of_interest, wakes_threads=wakes_threads) == (given[-1], [1] * len(given), [])
+
+
+def test_what_is_of_no_interest_later_is_run_once(monkeypatch):
+    left = iter([0.1, 0.05, 0.05, 0.05, 0.3, 0.3])
+    monkeypatch.setattr(timing, "_time", lambda net, runs: next(left))
+    monkeypatch.setattr(timing, "_warmed_up", lambda net, first: timing._time(net, 1))
+    with prepared(Subject([PRODUCT], SHAPES)) as timer:
+        assert timer(math.inf).step == 0.05
+        assert timer(0.29).step == 0.3
+    assert list(left) == [0.3]
 
 
 def test_what_is_done_once_is_always_of_interest(monkeypatch):
