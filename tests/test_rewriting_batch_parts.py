@@ -31,7 +31,8 @@ from caffe2_recurrent import (
 )
 from caffe2_recurrent.blob_names import Names
 from caffe2_recurrent.rewriting import calling_thread
-from caffe2_recurrent.rewriting.batch_parts import parting, side_by_side, worker_threads
+from caffe2_recurrent.rewriting.batch_parts import parting, regions, side_by_side, worker_threads
+from caffe2_recurrent.rewriting.batch_parts.bounds import Layout
 from caffe2_recurrent.rewriting.trials.timing import Seconds
 from cells import CELLS
 from test_random_step_nets import drawn_options, seeds
@@ -346,6 +347,15 @@ def _change_steps(model, name, change):
         for argument in operator.arg:
             if argument.name == name and argument.n.op:
                 change(argument.n)
+
+
+@pytest.mark.parametrize("blob, layout", [("layer/i2h_w", Layout(2, 0)), ("x", Layout(3, 0)), ("h0", Layout(1, 0))])
+def test_what_is_around_steps_reads_it_otherwise(blob, layout, monkeypatch):
+    model, _ = support.lstm()
+    for state in ("h0", "c0"):
+        workspace.FeedBlob(state, np.zeros(support.D, dtype=np.float32))
+    monkeypatch.setattr(regions.batch_axes, "of_references", lambda loop, sizes: {blob: layout})
+    assert reasons(model) == ["its steps and what is around them read '{}' in two ways".format(blob)]
 
 
 def test_operators_that_wait_for_others():

@@ -132,9 +132,13 @@ def _forward_blobs(net: caffe2_pb2.NetDef, region: Region, sizes: Sizes) -> Opti
             return "'{}' is not known to have a row for each sequence, or one for all".format(state.outer_initial)
         if axes != ONE_ROW:
             sliced[state.outer_initial] = ROWS if axes == ROWS.axes else SEQUENCES
+    # Weights of products beside the loop, and initial states that are the same for all sequences.
+    products = [net.op[position] for position in region.positions]
+    shared = {product.input[1] for product in products if product.type in ("FC", "FCGradient")}
+    shared.update(state.outer_initial for state in loop.states if state.outer_initial not in sliced)
     for blob, layout in region.references.items():
-        if sliced.setdefault(blob, layout) != layout:
-            return "its steps read '{}' in two ways".format(blob)
+        if sliced.setdefault(blob, layout) != layout or blob in shared:
+            return "its steps and what is around them read '{}' in two ways".format(blob)
     if not read.issuperset(sliced):
         return "its steps read '{}', of which its operator says nothing".format(min(sliced.keys() - read))
     for blob, layout in sliced.items():
