@@ -150,6 +150,19 @@ def test_a_reference_that_is_the_same_for_all_and_is_not():
     assert of_references(*loop_over(batched, shared)) == {"like_rows": Layout(3, 1)}
 
 
+@pytest.mark.parametrize(
+    "operator",
+    [
+        core.CreateOperator("Negative", ["like_rows"], ["layer/hidden_t"]),
+        core.CreateOperator("Transpose", [HIDDEN], ["layer/hidden_t"], axes=[1, 0, 2]),
+    ],
+    ids=["the same for all", "at another axis"],
+)
+def test_a_state_without_rows(operator):
+    expected = "its steps make 'layer/hidden_t', which is not known to have a row for each sequence"
+    assert of_references(*loop_over(operator)) == expected
+
+
 def test_a_row_that_may_be_several():
     loop, _ = loop_over(core.CreateOperator("Add", [HIDDEN, "row"], ["y"]))
     shapes = {"layer/i2h": (9, N, 4 * D), "h0": (1, N, D), "c0": (1, N, D), "row": (1, D)}

@@ -1,6 +1,6 @@
 """The batch of a loop in parts, each of which is a loop of its own, on threads of their own.
 
-    net  ->  regions (`regions.py`): a loop, its gradient operator, and the products that belong to them; with what steps
+    net  ->  regions (`regions.py`): a loop, its gradient operator, and the products that belong to them; and what steps
              read that has a batch (`batch_axes.py`)
          ->  net with an operator for each part of the batch, what takes the batch apart in front of them, and what puts
              it together behind (`parted_net.py`)

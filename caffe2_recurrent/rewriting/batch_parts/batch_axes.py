@@ -26,7 +26,7 @@ KINDS |= {"SequenceMask", "Squeeze", "Transpose"}
 
 
 class Unknown(Exception):
-    """That what an operator makes of a sequence is of that sequence alone."""
+    """It is not known that what an operator makes of a sequence is of that sequence alone."""
 
 
 class Place(NamedTuple):
@@ -51,6 +51,9 @@ def of_references(loop: Loop, sizes: Sizes) -> Union[Dict[str, Layout], str]:
     mixed = step.shared.intersection(step.layouts)
     if mixed:
         return "its steps read '{}' in two ways: by sequences, and the same for all".format(min(mixed))
+    without = [link.inner for link in loop.links if step.axes.get(link.inner) != OF_ROWS]
+    if without:
+        return "its steps make '{}', which is not known to have a row for each sequence".format(without[0])
     return step.layouts
 
 
