@@ -237,7 +237,7 @@ def _in_parts(records: Sequence[Record]) -> Iterator[str]:
     variants = [(record, record["seconds"].get(OPTIMISED, {})) for record in records]
     if not any(IN_PARTS in found for _, found in variants):
         return
-    # A cell with the rows in which that is so; rows of older runs may have none.
+    # By the cell.
     rows: Dict[str, List[str]] = {}
     for record, found in variants:
         if faster(found) == IN_PARTS:

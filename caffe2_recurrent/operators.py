@@ -1,7 +1,7 @@
 """Operators put in beside those of a net, and what Caffe2 calls gradients."""
 
 import re
-from typing import Any, Dict, Iterable, List, Mapping, Sequence, Set
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Sequence, Set
 
 from caffe2.proto import caffe2_pb2
 from caffe2.python import scope
@@ -90,6 +90,18 @@ def renamed(operator: caffe2_pb2.OperatorDef, names: Mapping[str, str]) -> caffe
         for blobs in (net.external_input, net.external_output):
             blobs[:] = [names.get(blob, blob) for blob in blobs]
     return made
+
+
+def opened(operators: Iterable[caffe2_pb2.OperatorDef], with_steps: bool = True) -> Iterator[caffe2_pb2.OperatorDef]:
+    """The operators, each with those of the nets that it runs behind it, as they lie in it.
+
+    Without steps of loops they are those that share a workspace.
+    """
+    for operator in operators:
+        yield operator
+        if with_steps or operator.type not in LOOPS:
+            for net in nets_of(operator):
+                yield from opened(net.op, with_steps)
 
 
 def as_bytes(operator: caffe2_pb2.OperatorDef, inputs: Sequence[str] = (), outputs: Sequence[str] = ()) -> bytes:

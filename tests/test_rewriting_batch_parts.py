@@ -12,9 +12,7 @@ from google.protobuf import text_format
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-import cells
-import comparing
-import random_step_nets
+import in_parts
 import rewriting_support as support
 from caffe2_recurrent import (
     LSTM,
@@ -25,7 +23,6 @@ from caffe2_recurrent import (
     lstm_to_torch,
     optimize,
     prediction_net,
-    recurrent_net,
     step_times,
     step_values,
 )
@@ -35,14 +32,14 @@ from caffe2_recurrent.rewriting.batch_parts import parting, regions, side_by_sid
 from caffe2_recurrent.rewriting.batch_parts.bounds import Layout
 from caffe2_recurrent.rewriting.trials.timing import Seconds
 from cells import CELLS
-from test_random_step_nets import drawn_options, seeds
+from in_parts import EVERY_NUMBER, SIZES, parted
+from test_random_step_nets import seeds
 from test_rewriting_unchanged_weights import assert_runs_see, parameters
 
 RULE = parting.RULE
 FLAG = calling_thread.FLAG
 NO_FLAG = FLAG[:-1] + "0"
 WITH_AND_WITHOUT = pytest.mark.parametrize("later", [FLAG, NO_FLAG], ids=["calling thread", "own threads"])
-EVERY_NUMBER = pytest.mark.parametrize("parts", [2, 3])
 
 
 @pytest.fixture(autouse=True)
@@ -52,14 +49,6 @@ def flag():
     workspace.GlobalInit(["tests", NO_FLAG])
 
 
-def parted(parts=2, rules=None, **options):
-    """An LSTM whose batch is in parts, and what must stay what it is."""
-    model, blobs = support.lstm(**options)
-    report = optimize(model, rules, even_if_slower=True, batch_parts=parts)
-    assert report.counts[RULE] == 1, report
-    return model, blobs
-
-
 # ------------------------------------------------------------------------------------------------ values and gradients
 
 
@@ -67,57 +56,34 @@ def parted(parts=2, rules=None, **options):
 @support.EVERY_LSTM
 @pytest.mark.parametrize("rules", [None, []], ids=["all rules", "no rules"])
 def test_values_and_gradients_stay(options, parts, rules):
-    expected = support.run(*support.lstm(**options))
-    workspace.ResetWorkspace()
-    model, blobs = parted(parts, rules, **options)
-    support.assert_done(model.net, rules, batch_parts=parts)
-    support.assert_same(support.run(model, blobs), expected)
+    in_parts.assert_right(parts, rules, **options)
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
 def test_cells_have_the_values_and_gradients_of_a_numpy_loop(cell):
-    for lengths in (None, [cell.steps, 1]):
-        workspace.ResetWorkspace()
-        with support.optimising(batch_parts=2) as lines:
-            cell.but(lengths=lengths).assert_right(executor=False)
-        assert [report.counts[RULE] for report in lines.reports] == [1]
+    in_parts.assert_right_cell(cell)
 
 
-# Where what no part may have moves out of the loop.
 @settings(max_examples=40)
 @given(seeds, st.integers(1, 3))
-@example(13765, 1)
+@example(13765, 1)  # where what no part may have moves out of the loop
 def test_random_step_nets(seed, sequences):
-    workspace.ResetWorkspace()
-    step_net = random_step_nets.step_net(seed, sequences)
-    with support.optimising(batch_parts=2):
-        comparing.assert_right(recurrent_net, step_net, executor=False, **drawn_options(seed, step_net))
+    in_parts.assert_right_step_net(seed, sequences)
 
 
 @settings(max_examples=30)
 @given(st.data())
 def test_random_sizes_lengths_and_options_of_cells(data):
-    workspace.ResetWorkspace()
-    with support.optimising(batch_parts=2):
-        cells.drawn(data, CELLS).assert_right(executor=False)
+    in_parts.assert_right_drawn_cell(data)
 
 
 # ---------------------------------------------------------------------------------------------------------- later runs
 
 
-SIZES = [(2, 1), (14, 17), (1, 2), (14, 5), (3, 7), (0, 4), (9, 3), (9, 1), (9, 3)]
-
-
 @EVERY_NUMBER
 @support.EVERY_LSTM
 def test_runs_of_other_sizes(options, parts):
-    """Also of fewer sequences than there are parts, of which one would be empty."""
-    sizes = SIZES[:5]
-    expected = support.runs_of_other_sizes(lambda model: None, sizes, **options)
-    found = support.runs_of_other_sizes(
-        lambda model: optimize(model, even_if_slower=True, batch_parts=parts), sizes, **options
-    )
-    support.assert_same(found, expected)
+    in_parts.assert_right_in_other_sizes(parts, **options)
 
 
 ENCODED = 6
@@ -175,7 +141,7 @@ def test_runs_see_each_change(later):
     model, blobs = parted(gradients=False, forward_only=True)
     workspace.GlobalInit(["tests", later])
     changes = [None, None, *parameters(), "x", *["sizes"] * 3, *parameters(), *["sizes"] * 2, "x"]
-    assert_runs_see(changes, model, blobs, SIZES)
+    assert_runs_see(changes, model, blobs, [*SIZES, (0, 4), (9, 3), (9, 1), (9, 3)])
 
 
 @WITH_AND_WITHOUT
@@ -202,7 +168,7 @@ def test_beside_the_net_as_it_was():
     model, _ = parted(name="parted")
     for net in (plain.net, model.net):
         workspace.CreateNet(net)
-    for seed, (steps, batch) in enumerate(SIZES[:5] * 2):
+    for seed, (steps, batch) in enumerate(SIZES * 2):
         found = []
         for net in (plain.net, model.net, plain.net)[seed % 2 :]:
             support.feed(steps, batch, seed=seed)

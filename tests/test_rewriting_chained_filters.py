@@ -7,7 +7,7 @@ import onednn_support
 import rewriting_support as support
 from caffe2_recurrent import describe, optimize, save_predictor, step_times
 from caffe2_recurrent.loops.loop import laid_out_when_changed
-from caffe2_recurrent.operator_arguments import nets_of
+from caffe2_recurrent.operators import opened
 from caffe2_recurrent.rewriting.products import kept_filters, thread_numbers
 from caffe2_recurrent.rewriting.products.kept_filters import KEPT_FILTERS
 from caffe2_recurrent.rewriting.rules import packed_products
@@ -57,13 +57,6 @@ def chained(rules=ALL, kind="simple", **options):
 
 def operators_of(net):
     """All operators of the steps, in the order in which they run."""
-
-    def opened(operators):
-        for operator in operators:
-            yield operator
-            for inner in nets_of(operator):
-                yield from opened(inner.op)
-
     return list(opened(support.step(net).op))
 
 

@@ -9,6 +9,7 @@ import rewriting_support as support
 from caffe2_recurrent import GRU, LSTM, optimize
 from caffe2_recurrent.loops.loop import laid_out_when_changed
 from caffe2_recurrent.operator_arguments import nets_of
+from caffe2_recurrent.operators import opened
 from caffe2_recurrent.rewriting.products import fixed_rows, kept_filters, onednn, thread_numbers
 from caffe2_recurrent.rewriting.products.fixed_rows import NET, Size
 from caffe2_recurrent.rewriting.rules import filters_over_steps
@@ -16,7 +17,6 @@ from caffe2_recurrent.rewriting.rules.filters_over_steps import AS_IT_IS, WITH_F
 from caffe2_recurrent.rewriting.trials import trial
 from caffe2_recurrent.rewriting.trials.timing import Seconds
 from cells import CELLS
-from test_rewriting_nnpack_over_steps import opened
 from test_rewriting_packed_products import assert_rows_stay_apart
 from test_rewriting_unchanged_weights import (
     as_built,
@@ -47,7 +47,7 @@ def with_filters(rules=ALONE, name="model", **options):
 
 def convolving(net):
     """The operators of the product, where rows are as many as they should be."""
-    return next(inner.op for operator in opened(net) for inner in nets_of(operator) if inner.name == NET)
+    return next(inner.op for operator in opened(net.op) for inner in nets_of(operator) if inner.name == NET)
 
 
 # ------------------------------------------------------------------------------------------------------------- values
@@ -92,7 +92,7 @@ def test_rows_that_are_no_numbers():
 def test_a_wrong_product_is_seen(planted):
     """What the tests above compare would not pass over these."""
     model, blobs = with_filters()
-    for operator in list(opened(model.net.Proto())):
+    for operator in list(opened(model.net.Proto().op)):
         if planted == "no bias" and kept_filters.keeps_filters(operator):
             operator.input.pop()
         if planted == "old rows" and operator.type == "Scale":
@@ -256,7 +256,7 @@ def test_whether_products_are_right_is_found_out(planted, monkeypatch):
 
     def make_wrongly(operator, loop, size):
         made = make(operator, loop, size)
-        for inner in opened_operators(made.each):
+        for inner in opened(made.each):
             if planted == "no bias" and kept_filters.keeps_filters(inner):
                 inner.input.pop()
             if planted == "rows that touch" and inner.type == "Scale":
@@ -264,12 +264,6 @@ def test_whether_products_are_right_is_found_out(planted, monkeypatch):
             if planted == "an error" and inner.type == "Alias":
                 inner.input[0] = "nothing"
         return made
-
-    def opened_operators(operators):
-        for operator in operators:
-            yield operator
-            for net in nets_of(operator):
-                yield from opened_operators(net.op)
 
     monkeypatch.setattr(fixed_rows, "in_place_of", make_wrongly)
     trial.forget()

@@ -8,6 +8,7 @@ import rewriting_support as support
 from caffe2_recurrent import GRU, LSTM, optimize
 from caffe2_recurrent.loops.loop import laid_out_when_changed
 from caffe2_recurrent.operator_arguments import nets_of
+from caffe2_recurrent.operators import opened
 from caffe2_recurrent.rewriting.products import nnpack, separate_rows
 from caffe2_recurrent.rewriting.products.product_ways import NNPACK
 from caffe2_recurrent.rewriting.rules import nnpack_over_steps
@@ -33,14 +34,6 @@ def by_nnpack(rules=ALONE, constant_weights=False, **options):
     report = optimize(model, rules, even_if_slower=True, constant_weights=constant_weights)
     assert report.counts[RULE] == 1, report
     return model, blobs
-
-
-def opened(net):
-    """All operators, with those of the nets that they run."""
-    for operator in net.op:
-        yield operator
-        for inner in nets_of(operator):
-            yield from opened(inner)
 
 
 # ------------------------------------------------------------------------------------------------------------- values
@@ -95,7 +88,7 @@ def test_rows_that_are_no_numbers():
 @pytest.mark.parametrize("planted", ["no bias", "another layout"])
 def test_a_wrong_product_is_seen(planted):
     model, blobs = by_nnpack()
-    for operator in opened(model.net.Proto()):
+    for operator in opened(model.net.Proto().op):
         if planted == "no bias" and operator.type == "Add":
             operator.CopyFrom(core.CreateOperator("Scale", list(operator.input[:1]), list(operator.output), scale=1.0))
         if planted == "another layout" and operator.type == "Transpose":
@@ -114,7 +107,7 @@ def test_a_wrong_product_is_seen(planted):
 def test_weights_are_laid_out_when_they_have_changed(rules):
     model, _ = by_nnpack(rules)
     net = model.net.Proto()
-    convolving = [operator for operator in opened(net) if nnpack.is_by_nnpack(operator)]
+    convolving = [operator for operator in opened(net.op) if nnpack.is_by_nnpack(operator)]
     (guard,) = [operator for operator in net.op if laid_out_when_changed(operator)]
     assert [operator.input[0] for operator in convolving if operator.input[0] in guard.output]
     # The FC is there for no steps alone.

@@ -7,28 +7,26 @@ from caffe2.python import core, workspace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import cells
-import comparing
-import random_step_nets
+import in_parts
 import rewriting_support as support
-from caffe2_recurrent import optimize, prediction_net, recurrent_net
+from caffe2_recurrent import optimize, prediction_net
 from caffe2_recurrent.loops.reading import made_in_a_run, outer_blobs, workspaces_of
 from caffe2_recurrent.operator_arguments import nets_of
-from caffe2_recurrent.operators import LOOPS
+from caffe2_recurrent.operators import opened
 from caffe2_recurrent.rewriting import calling_thread
-from caffe2_recurrent.rewriting.batch_parts import own_buffers, parting
+from caffe2_recurrent.rewriting.batch_parts import own_buffers
 from caffe2_recurrent.rewriting.engine_blobs import CONVOLUTION_BUFFERS
 from caffe2_recurrent.rewriting.products.product_ways import NNPACK
 from cells import CELLS
+from in_parts import EVERY_NUMBER, parted
 from onednn_support import force
-from test_random_step_nets import drawn_options, seeds
+from test_random_step_nets import seeds
 from test_rewriting_onednn import CHOSEN, PRODUCTS
 
 # Its loops are created as they first run: `flag` says whether they have the executor.
 pytestmark = pytest.mark.usefixtures("nnpack_products", "every_size", "executor_in_created_nets")
 
 BUFFER, LOCK = CONVOLUTION_BUFFERS
-EVERY_NUMBER = pytest.mark.parametrize("parts", [2, 3])
 
 
 @pytest.fixture(autouse=True)
@@ -44,26 +42,9 @@ def by_nnpack(monkeypatch):
     force(monkeypatch, NNPACK)
 
 
-def parted(parts=2, rules=None, name="model", **options):
-    """An LSTM whose batch is in parts, and what must stay what it is."""
-    model, blobs = support.lstm(name=name, **options)
-    report = optimize(model, rules, even_if_slower=True, batch_parts=parts)
-    assert report.counts[parting.RULE] == 1, report
-    return model, blobs
-
-
-def opened(net):
-    """The operators of a net, and of those that they run, but for steps of loops."""
-    for operator in net.op:
-        yield operator
-        if operator.type not in LOOPS:
-            for inner in nets_of(operator):
-                yield from opened(inner)
-
-
 def scopes(model):
     """The names of the scopes that loops of it run in."""
-    return {operator.output[-1] for operator in opened(model.net.Proto()) if operator.type == "Do"}
+    return {operator.output[-1] for operator in opened(model.net.Proto().op, with_steps=False) if operator.type == "Do"}
 
 
 # Values and gradients.
@@ -73,12 +54,8 @@ def scopes(model):
 @support.EVERY_LSTM
 @CHOSEN
 def test_values_and_gradients_stay(options, parts, rules):
-    expected = support.run(*support.lstm(**options))
-    workspace.ResetWorkspace()
-    model, blobs = parted(parts, rules, **options)
+    model = in_parts.assert_right(parts, rules, **options)
     assert len(scopes(model)) == parts
-    support.assert_done(model.net, rules, batch_parts=parts)
-    support.assert_same(support.run(model, blobs), expected)
 
 
 @pytest.mark.usefixtures("backward_loops")
@@ -92,36 +69,25 @@ def test_a_backward_loop_has_a_scope_too():
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
 def test_cells_have_the_values_and_gradients_of_a_numpy_loop(cell):
-    with support.optimising(batch_parts=2):
-        cell.assert_right(executor=False)
+    in_parts.assert_right_cell(cell)
 
 
 @settings(max_examples=30)
 @given(seeds, st.integers(1, 3))
 def test_random_step_nets(seed, sequences):
-    workspace.ResetWorkspace()
-    step_net = random_step_nets.step_net(seed, sequences)
-    with support.optimising(batch_parts=2):
-        comparing.assert_right(recurrent_net, step_net, executor=False, **drawn_options(seed, step_net))
+    in_parts.assert_right_step_net(seed, sequences)
 
 
 @settings(max_examples=20)
 @given(st.data())
 def test_random_sizes_lengths_and_options_of_cells(data):
-    workspace.ResetWorkspace()
-    with support.optimising(batch_parts=2):
-        cells.drawn(data, CELLS).assert_right(executor=False)
+    in_parts.assert_right_drawn_cell(data)
 
 
 @EVERY_NUMBER
 @support.EVERY_LSTM
 def test_runs_of_other_sizes(options, parts):
-    sizes = [(2, 1), (14, 17), (1, 2), (14, 5), (3, 7)]
-    expected = support.runs_of_other_sizes(lambda model: None, sizes, **options)
-    found = support.runs_of_other_sizes(
-        lambda model: optimize(model, even_if_slower=True, batch_parts=parts), sizes, **options
-    )
-    support.assert_same(found, expected)
+    in_parts.assert_right_in_other_sizes(parts, **options)
 
 
 # What is their own.
@@ -176,7 +142,7 @@ def test_a_predictor_is_cut_out_of_it():
 
 def test_a_scope_sees_each_outer_blob_of_its_loops():
     model, _ = parted(rules=PRODUCTS)
-    runs = [operator for operator in opened(model.net.Proto()) if operator.type == "Do"]
+    runs = [operator for operator in opened(model.net.Proto().op, with_steps=False) if operator.type == "Do"]
     loops = [net.op[0] for run in runs for net in nets_of(run)]
     assert len(loops) == 4
     for run, loop in zip(runs, loops):
@@ -191,7 +157,7 @@ def test_without_convolutions_nothing_changes(monkeypatch):
     model, _ = parted(rules=[])
     operators = list(model.net.Proto().op)
     assert not scopes(model)
-    assert all(map(lambda made, given: made is given, own_buffers.with_own_buffers(operators), operators))
+    assert list(map(id, own_buffers.with_own_buffers(operators))) == list(map(id, operators))
 
 
 def test_loops_that_are_not_in_parts_stay():

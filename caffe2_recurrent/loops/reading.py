@@ -34,9 +34,9 @@ def read_loops(net: caffe2_pb2.NetDef) -> Dict[int, Loop]:
     """The loops of a net by the position of their forward operator."""
     mentioned = [frozenset(names_of(operator)) for operator in net.op]
     names = Names(itertools.chain(net.external_input, net.external_output, *mentioned))
-    gradients = {operator.input[-1]: operator for operator in net.op if operator.type == GRADIENT_OPERATOR}
+    gradients = {workspaces_of(operator): operator for operator in net.op if operator.type == GRADIENT_OPERATOR}
     loops = {
-        position: _read(operator, gradients.get(operator.output[-1]), names)
+        position: _read(operator, gradients.get(workspaces_of(operator)), names)
         for position, operator in enumerate(net.op)
         if operator.type == OPERATOR
     }
@@ -144,7 +144,9 @@ def outer_blobs(operator: caffe2_pb2.OperatorDef) -> Set[str]:
 
 
 def made_in_a_run(operator: caffe2_pb2.OperatorDef) -> List[str]:
-    """The blobs that a gradient operator makes in the workspace of the net as it first runs: gradients of states."""
+    """The blobs that a gradient operator makes in the workspace of the net as it first runs: gradients of states. Other
+    operators do not.
+    """
     if operator.type != GRADIENT_OPERATOR:
         return []
     renamed = read_renames(operator)

@@ -17,8 +17,7 @@ from caffe2_recurrent.loops.shape_checks import check_shapes, read_shapes
 from caffe2_recurrent.loops.sizes import Shape, Sizes, find_sizes
 from caffe2_recurrent.loops.surroundings import FREEING
 from caffe2_recurrent.nets import AnyNet, init_net_of, read_net
-from caffe2_recurrent.operator_arguments import nets_of
-from caffe2_recurrent.operators import LOOPS
+from caffe2_recurrent.operators import LOOPS, opened
 from caffe2_recurrent.problems import Problems, given, meant
 from caffe2_recurrent.rewriting.batch_parts.parting import rewritten_in_parts
 from caffe2_recurrent.rewriting.net_pass import Rewritten, rewritten
@@ -77,9 +76,9 @@ def optimize(
             ones, or runs fail, until the net is created anew.
         batch_parts: how many parts of the batch [T, N, D] are to run side by side, each a loop of its own for some of
             the N sequences, one in the thread that runs the net and the others beside it; default 1. Where a trial
-            finds that no faster the batch stays in one. Caffe2 has to be started with
-            `--caffe2_net_async_run_root_tasks_inline=1`, and with as many of OpenMP's and MKL's threads as each part
-            is to have (docs/optimize.md).
+            finds that no faster the batch stays in one; so does that of a loop that has been optimised before. Caffe2
+            has to be started with `--caffe2_net_async_run_root_tasks_inline=1`, and with as many of OpenMP's and MKL's
+            threads as each part is to have (docs/optimize.md).
 
     Returns:
         A `Report`: `counts` by rule, `rewrites`, `refusals` with their reasons. `print` it.
@@ -192,12 +191,9 @@ def _made_by_loops(proto: caffe2_pb2.NetDef, operators: List[caffe2_pb2.Operator
     Loops show states and gradients of these under other names, too, in views that have no share of the memory.
     """
     known = {*proto.external_output, *(blob for operator in proto.op for blob in operator.output)}
-    made = (blob for operator in operators if _has_loops(operator) for blob in operator.output)
+    with_loops = (operator for operator in operators if any(inner.type in LOOPS for inner in opened([operator])))
+    made = (blob for operator in with_loops for blob in operator.output)
     return list(dict.fromkeys(blob for blob in made if blob not in known))
-
-
-def _has_loops(operator: caffe2_pb2.OperatorDef) -> bool:
-    return operator.type in LOOPS or any(_has_loops(inner) for net in nets_of(operator) for inner in net.op)
 
 
 def _undeclared(proto: caffe2_pb2.NetDef, operators: List[caffe2_pb2.OperatorDef]) -> List[str]:

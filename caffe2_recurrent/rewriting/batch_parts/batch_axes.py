@@ -113,14 +113,9 @@ class _Step:
 
     def _of_results(self, operator: caffe2_pb2.OperatorDef, places: List[Place]) -> int:
         """The axis of the batch in what an operator makes of blobs of which one has a batch."""
-        kind, first = operator.type, places[0]
-        if kind in ELEMENTWISE or kind == "Concat":
-            axis = next(found for found in map(self._axis, places) if found is not None)
-            for place in places:
-                self._is_batched(place, axis)
-            if kind == "Concat" and (integer(operator, "axis", 1) in (axis, -1) or integer(operator, "add_axis", 0)):
-                raise Unknown
-            return axis
+        kind = operator.type
+        if kind in ELEMENTWISE:
+            return self._at_one_axis(places)
         if kind in BINARY:
             return self._repeated(operator, *places)
         if kind in ALONG_FEATURES:
@@ -128,22 +123,19 @@ class _Step:
         if kind in UNITS:
             return self._unit(operator, places)
         if kind == "BatchMatMul":
-            axis = self._known_axis(first) if self._axis(first) is not None else self._known_axis(places[1])
-            ranks = {len(place.shape or ()) for place in places}
-            if len(ranks) > 1 or axis >= min(ranks) - 2:
-                raise Unknown
-            for place in places:
-                self._is_batched(place, axis)
-            return axis
+            return self._product(places)
+        if kind == "Concat":
+            return self._put_together(operator, places)
         if kind == "SequenceMask":
-            # Of the rows of a matrix each has its length.
-            is_by_rows = integer(operator, "axis", 1) == 1 and string(operator, "mode", "") == "sequence"
-            if not is_by_rows or any(argument(operator, name) for name in ("batch", "repeat_from_axis")):
-                raise Unknown
-            for place in places:
-                self._is_batched(place, OF_NUMBERS)
-            return OF_NUMBERS
-        return _turned(operator, self._known_axis(first), first.shape)
+            return self._mask(operator, places)
+        return _turned(operator, self._known_axis(places[0]), places[0].shape)
+
+    def _at_one_axis(self, places: List[Place]) -> int:
+        """Where all have it."""
+        axis = next(found for found in map(self._axis, places) if found is not None)
+        for place in places:
+            self._is_batched(place, axis)
+        return axis
 
     def _repeated(self, operator: caffe2_pb2.OperatorDef, first: Place, second: Place) -> int:
         """Of an operator that repeats what is smaller, seen from the last axis."""
@@ -158,8 +150,7 @@ class _Step:
             axis = self._known_axis(first) - integer(operator, "axis", -1)
         if argument(operator, "axis_str") is not None:
             raise Unknown
-        is_shared = not 0 <= axis < len(other.shape) or other.shape[axis] == 1
-        if is_shared:
+        if not 0 <= axis < len(other.shape) or other.shape[axis] == 1:
             self._are_shared([other])
         else:
             self._is_batched(other, axis)
@@ -172,6 +163,28 @@ class _Step:
             raise Unknown
         self._are_shared(places[1:])
         return axis
+
+    def _product(self, places: List[Place]) -> int:
+        """A matrix for each sequence."""
+        axis, ranks = self._at_one_axis(places), {len(place.shape or ()) for place in places}
+        if len(ranks) > 1 or axis >= min(ranks) - 2:
+            raise Unknown
+        return axis
+
+    def _put_together(self, operator: caffe2_pb2.OperatorDef, places: List[Place]) -> int:
+        axis = self._at_one_axis(places)
+        if integer(operator, "axis", 1) in (axis, -1) or integer(operator, "add_axis", 0):
+            raise Unknown
+        return axis
+
+    def _mask(self, operator: caffe2_pb2.OperatorDef, places: List[Place]) -> int:
+        """Of the rows of a matrix each has its length."""
+        is_by_rows = integer(operator, "axis", 1) == 1 and string(operator, "mode", "") == "sequence"
+        if not is_by_rows or any(argument(operator, name) for name in ("batch", "repeat_from_axis")):
+            raise Unknown
+        for place in places:
+            self._is_batched(place, OF_NUMBERS)
+        return OF_NUMBERS
 
     def _unit(self, operator: caffe2_pb2.OperatorDef, places: List[Place]) -> int:
         lengths = LENGTHS_INPUT[operator.type]

@@ -19,7 +19,7 @@ Source: caffe2/operators/do_op.h, create_scope_op.h, conv_op_shared.cc; Workspac
 """
 
 import zlib
-from typing import Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Sequence
+from typing import Dict, FrozenSet, Iterator, List, NamedTuple, Sequence
 
 from caffe2.proto import caffe2_pb2
 
@@ -27,7 +27,7 @@ from caffe2_recurrent.blob_names import names_of
 from caffe2_recurrent.loops.loop import is_in_parts
 from caffe2_recurrent.loops.reading import outer_blobs, workspaces_of
 from caffe2_recurrent.operator_arguments import argument, nets_of
-from caffe2_recurrent.operators import LOOPS, copied, new_operator, renamed
+from caffe2_recurrent.operators import LOOPS, copied, new_operator, opened, renamed
 from caffe2_recurrent.rewriting.products.nnpack import is_by_nnpack
 
 Operators = Sequence[caffe2_pb2.OperatorDef]
@@ -46,10 +46,13 @@ def with_own_buffers(operators: Operators) -> List[caffe2_pb2.OperatorDef]:
     """The operators of a net, copies of them where loops of parts have convolutions and get their own buffers."""
     loops: Dict[str, List[caffe2_pb2.OperatorDef]] = {}
     for parts in filter(is_in_parts, operators):
-        for loop in _loops(_side_by_side(parts).op):
-            loops.setdefault(workspaces_of(loop), []).append(loop)
+        for operator in opened(_side_by_side(parts).op, with_steps=False):
+            if operator.type in LOOPS:
+                loops.setdefault(workspaces_of(operator), []).append(operator)
     outer = frozenset(_outer_blobs(operators))
-    scopes = {name: _scope(name, found, outer) for name, found in loops.items() if _convolve(found)}
+    scopes = {
+        name: _scope(name, found, outer) for name, found in loops.items() if any(map(is_by_nnpack, opened(found)))
+    }
     if not scopes:
         return list(operators)
     made = [renamed(operator, {name: scope.workspaces for name, scope in scopes.items()}) for operator in operators]
@@ -65,37 +68,10 @@ def _side_by_side(parts: caffe2_pb2.OperatorDef) -> caffe2_pb2.NetDef:
     return found.n
 
 
-def _loops(operators: Iterable[caffe2_pb2.OperatorDef]) -> Iterator[caffe2_pb2.OperatorDef]:
-    """Also those in nets that operators run."""
-    for operator in operators:
-        if operator.type in LOOPS:
-            yield operator
-        else:
-            for net in nets_of(operator):
-                yield from _loops(net.op)
-
-
-def _outer_blobs(operators: Iterable[caffe2_pb2.OperatorDef]) -> Iterator[str]:
+def _outer_blobs(operators: Operators) -> Iterator[str]:
     """All blobs of the workspace in which the operators run."""
-    for operator in operators:
-        if operator.type in LOOPS:
-            yield from outer_blobs(operator)
-        else:
-            yield from operator.input
-            yield from operator.output
-            for net in nets_of(operator):
-                yield from _outer_blobs(net.op)
-
-
-def _convolve(loops: Operators) -> bool:
-    return any(is_by_nnpack(operator) for loop in loops for net in nets_of(loop) for operator in _all_of(net))
-
-
-def _all_of(net: caffe2_pb2.NetDef) -> Iterator[caffe2_pb2.OperatorDef]:
-    for operator in net.op:
-        yield operator
-        for inner in nets_of(operator):
-            yield from _all_of(inner)
+    for operator in opened(operators, with_steps=False):
+        yield from outer_blobs(operator) if operator.type in LOOPS else [*operator.input, *operator.output]
 
 
 def _scope(workspaces: str, loops: Operators, outer: FrozenSet[str]) -> Scope:

@@ -27,8 +27,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.blob_names import Names
 from caffe2_recurrent.loops.loop import IN_PARTS
 from caffe2_recurrent.loops.reading import made_in_a_run
-from caffe2_recurrent.operator_arguments import nets_of
-from caffe2_recurrent.operators import LOOPS, new_operator, read_before_written
+from caffe2_recurrent.operators import new_operator, opened, read_before_written
 from caffe2_recurrent.rewriting.products import thread_numbers
 
 NET, PART = "parts_of_the_batch", "part_of_the_batch"
@@ -43,8 +42,8 @@ def run(
     """What runs `parts`, which neither read nor write what others of them write, and `joining` behind them; or else,
     where the blob `enough` does not say that it may, the operators `otherwise`.
     """
-    made_in_a_run = [blob for part in parts for blob in _made_in_a_run(part)]
-    otherwise = [*otherwise, *_filled(made_in_a_run)]
+    inside = (operator for part in parts for operator in opened(part, with_steps=False))
+    otherwise = [*otherwise, *_filled(blob for operator in inside for blob in made_in_a_run(operator))]
     with_numbers = [[*thread_numbers.setting(names.new("batch_number")), *part] for part in parts]
     side_by_side = _if([enough], net_of(enough, with_numbers, names))
     made = _if([enough], _net(IN_PARTS, [side_by_side, *joining]), _net(PART, otherwise) if otherwise else None)
@@ -67,17 +66,6 @@ def net_of(condition: str, parts: Sequence[Operators], names: Names) -> caffe2_p
     # More than the nets of one chain have: these may be run in a part, and share threads with nets of as many.
     net.type, net.num_workers = TYPE, len(parts)
     return net
-
-
-def _made_in_a_run(operators: Iterable[caffe2_pb2.OperatorDef]) -> List[str]:
-    """The blobs that loops' gradient operators make in the workspace of the net as they run."""
-    found: List[str] = []
-    for operator in operators:
-        if operator.type in LOOPS:
-            found += made_in_a_run(operator)
-        elif operator.type == "If":
-            found += _made_in_a_run(inner for net in nets_of(operator) for inner in net.op)
-    return list(dict.fromkeys(found))
 
 
 def _filled(blobs: Iterable[str]) -> List[caffe2_pb2.OperatorDef]:
