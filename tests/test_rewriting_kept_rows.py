@@ -9,12 +9,12 @@ import rewriting_support as support
 from caffe2_recurrent import LSTM, optimize, recurrent_net
 from caffe2_recurrent.loops.loop import laid_out_when_changed
 from caffe2_recurrent.loops.sizes import Sizes
+from caffe2_recurrent.operators import opened
 from caffe2_recurrent.rewriting import unrolled
 from caffe2_recurrent.rewriting.emit import is_aten
 from caffe2_recurrent.rewriting.products import fixed_rows
 from caffe2_recurrent.rewriting.rules import kept_rows, unrolled_steps
 from cells import CELLS
-from test_rewriting_nnpack_over_steps import opened
 from test_rewriting_unchanged_weights import (
     as_built,
     assert_a_predictor_needs_the_weights_alone,
@@ -183,7 +183,7 @@ def test_runs_behind_something_that_is_fed_into_what_they_leave(size):
 def test_wrong_views_are_seen(planted, rules, blob):
     """What the tests above compare would not pass over these."""
     model, blobs = lstm(rules)
-    views = [operator for operator in opened(model.net.Proto()) if is_aten(operator, "narrow")]
+    views = [operator for operator in opened(model.net.Proto().op) if is_aten(operator, "narrow")]
     of_blob = [operator for operator in views if blob in operator.output[0]]
     if planted == "rows in another order":
         of_blob[0].output[0], of_blob[1].output[0] = of_blob[1].output[0], of_blob[0].output[0]
