@@ -400,12 +400,35 @@ def test_gradients_are_tried(size):
             assert other.shape == expected.shape and support.difference(other, expected) < support.TOLERANCE
 
 
-def test_onednn_is_compared_with_the_faster_way(monkeypatch):
+# By MKL as it is, by oneDNN, rows, and what MKL is to be taken to need. What has a thousand rows is no sum of them.
+@pytest.mark.parametrize(
+    "by_mkl, by_onednn, rows, expected",
+    [
+        (3.0, 1.6, 6, 2.0),
+        (3.0, 1.6, 10000, 2.0),
+        # Not even in parts is it as fast.
+        (3.0, 1.4, 10000, 3.0),
+        # But weighted sums may be, of what is small.
+        (3.0, 1.4, 6, 2.0),
+    ],
+)
+def test_onednn_is_compared_with_the_faster_way(by_mkl, by_onednn, rows, expected, monkeypatch):
     """A gradient that MKL is to have in parts is none for oneDNN to beat as it is."""
-    make_up(monkeypatch, as_it_is=3.0, direct=1.0)
-    subject = products_over_steps._subject(products_over_steps.Size(GRADIENT, 6, 5, 7, 3), None)
-    expected = gradients_apart.subject(Size(6, Weights(7, 5), 3), Apart()).step
-    assert list(subject.step) == list(expected) and "MatMul" in [operator.type for operator in expected]
-    assert set(subject.shapes) >= set(expected[0].input)
-    subject = products_over_steps._subject(products_over_steps.Size(PRODUCT, 6, 5, 7, 1), None)
-    assert [operator.type for operator in subject.step] == [PRODUCT]
+    asked = []
+
+    def apart(size):
+        asked.append(size)
+        return {None: 6.0, Apart(): 4.0}
+
+    def tried(size, safe):
+        return {layout: Seconds(0.0, by_mkl if layout is None else by_onednn) for layout in (None, *safe)}
+
+    monkeypatch.setattr(gradients_apart, "seconds", apart)
+    monkeypatch.setattr(products_over_steps, "_tried", tried)
+    size = products_over_steps.Size(GRADIENT, rows, 5, 7, 3, has_bias=True)
+    assert products_over_steps.seconds(size, None) == pytest.approx(expected)
+    assert asked == [Size(rows, Weights(7, 5), 3, has_bias=True)] * (expected < by_mkl)
+    assert products_over_steps.seconds(size, products_over_steps.fastest(size)) == by_onednn
+    del asked[:]
+    # A product is had in one way.
+    assert products_over_steps.seconds(size._replace(kind=PRODUCT, results=1), None) == by_mkl and not asked

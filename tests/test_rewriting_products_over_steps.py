@@ -263,7 +263,7 @@ def test_a_loss_where_a_trial_finds_one(as_it_is, faster, monkeypatch):
 @pytest.mark.parametrize("rows, tried", [(64000, 6675), (700, 700), (6675, 6675)])
 def test_a_trial_of_many_rows_is_made_with_fewer(rows, tried, monkeypatch):
     monkeypatch.setattr(products_over_steps, "_tried", lambda size, _: {None: Seconds(0.0, float(size.rows))})
-    assert products_over_steps.seconds(Size(GRADIENT, rows, 512, 2048, 3), None) == tried
+    assert products_over_steps.seconds(Size(PRODUCT, rows, 512, 2048, 1), None) == tried
 
 
 SIZES = [

@@ -266,7 +266,9 @@ def timed(times, monkeypatch, of_interest=math.inf, **options):
         ([9e-5] + [2e-4, 8e-5], 8e-5, [1] + [3] * 2),
         # So long that few rounds must do, or none.
         ([0.2], 0.2, [1]),
-        ([0.04, 0.03, 0.05], 0.03, [1, 1, 1]),
+        ([0.04], 0.04, [1]),
+        ([0.02, 0.015], 0.015, [1, 1]),
+        ([0.01, 0.02, 0.005], 0.005, [1, 1, 1]),
         ([0.0] + [0.0] * 2, 0.0, [1] + [100] * 2),
     ],
 )
@@ -310,7 +312,7 @@ def test_what_is_of_no_interest_is_timed_no_better(times, of_interest, is_timed_
 
 
 def test_what_is_of_no_interest_later_is_run_once(monkeypatch):
-    left = iter([0.1, 0.05, 0.05, 0.05, 0.3, 0.3])
+    left = iter([0.1, 0.05, 0.3, 0.3])
     monkeypatch.setattr(timing, "_time", lambda net, runs: next(left))
     monkeypatch.setattr(timing, "_warmed_up", lambda net, first: timing._time(net, 1))
     with prepared(Subject([PRODUCT], SHAPES)) as timer:

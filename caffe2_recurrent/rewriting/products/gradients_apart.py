@@ -112,10 +112,14 @@ def sums_of_columns(emitter: Emitter, of_result: str, axis: int, sums: str) -> s
 
 def ways(size: Size) -> List[Optional[Apart]]:
     """The ways to have a gradient; None for FCGradient as it is."""
-    by_sums = [] if weighted_sums.are_missing() or size.rows * size.weights.outer > FEW_ELEMENTS else [SUMS]
+    by_sums = [SUMS] if may_be_sums(size) else []
     of_weights = [PRODUCT, *([TRANSPOSED] if size.weights.inner <= FEW_COLUMNS else []), *by_sums]
     of_rows = [PRODUCT, *(by_sums if size.results > 2 else [])]
     return [None, *itertools.starmap(Apart, itertools.product(of_weights, of_rows))]
+
+
+def may_be_sums(size: Size) -> bool:
+    return not weighted_sums.are_missing() and size.rows * size.weights.outer <= FEW_ELEMENTS
 
 
 def fastest(size: Size) -> Optional[Apart]:

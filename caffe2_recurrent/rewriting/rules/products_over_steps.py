@@ -25,6 +25,8 @@ from caffe2_recurrent.rewriting.trials.timing import Seconds, Subject
 
 # Multiplications in a trial.
 ENOUGH = 7e9
+# A gradient by MKL in parts does not take less than such a share of the whole, unless it is of weighted sums.
+LEAST_SHARE = 0.5
 
 
 class Size(NamedTuple):
@@ -153,8 +155,22 @@ def seconds(size: Size, layout: Optional[Layout]) -> float:
     """The time of such a product by itself: in a layout of oneDNN's, or by MKL if that is None."""
     rows = trial.rows_to_try(size.rows, size.inner, size.outer, ENOUGH)
     safe = tuple(_safe_for(size))
-    found: Dict[Optional[Layout], Seconds] = _tried(size._replace(rows=rows), safe)
-    return found[layout].step
+    # What others have left there is for MKL in parts alone.
+    found: Dict[Optional[Layout], Seconds] = _tried(size._replace(rows=rows, has_bias=False, has_columns=False), safe)
+    taken = found[layout].step
+    if layout is None and size.kind == GRADIENT:
+        return taken * _share_in_parts(size, taken, min(found[other].step for other in safe))
+    return taken
+
+
+def _share_in_parts(size: Size, by_mkl: float, by_onednn: float) -> float:
+    """What a gradient by MKL takes in parts, as a share of what it takes as it is; 1 if that cannot matter."""
+    weights = gradients_apart.Weights(size.outer, size.inner)
+    apart = gradients_apart.Size(size.rows, weights, size.results, size.has_bias, size.has_columns)
+    if LEAST_SHARE * by_mkl > by_onednn and not gradients_apart.may_be_sums(apart):
+        return 1.0
+    found = gradients_apart.seconds(apart)
+    return min(found.values()) / found[None]
 
 
 @trial.remembered
@@ -167,12 +183,8 @@ def _subject(size: Size, layout: Optional[Layout]) -> Subject:
     shapes: Dict[str, Shape] = {"x": (size.rows, size.inner), "w": (size.outer, size.inner), **third}
     outputs = ["y"] if size.kind == PRODUCT else ["dw", "db", "dx"][: size.results]
     operator = caffe2_pb2.OperatorDef(type=size.kind, input=list(shapes), output=outputs)
-    if layout is None and size.kind == PRODUCT:
-        return Subject([operator], shapes)
     if layout is None:
-        weights = gradients_apart.Weights(size.outer, size.inner)
-        by_mkl = gradients_apart.Size(size.rows, weights, size.results, size.has_bias, size.has_columns)
-        return gradients_apart.subject(by_mkl, gradients_apart.fastest(by_mkl))
+        return Subject([operator], shapes)
     loop = trial.lone_loop([*shapes, *outputs])
     plain = Layout(size.inner, size.outer)
     return Subject(onednn_over_steps.in_a_net(loop, operator, plain, layout, size.rows), shapes)

@@ -24,7 +24,8 @@ ROUNDS = 2
 # Seconds of a round: more than the clock's error, little beside what the net is optimised for.
 ENOUGH = 3e-4
 MOST_RUNS = 100
-# Seconds after which few rounds must do.
+# Seconds that rounds may take, of what takes long fewer; and those after which a run is run again only if it matters.
+MOST_OF_ROUNDS = 0.03
 MOST = 0.1
 # Seconds in which the allocator has to settle, and runs one after the other that show that it has.
 SETTLING = 0.1
@@ -232,7 +233,7 @@ def _timed(net: str, of_interest: float, is_new: bool, runs: Callable[[str, floa
 def _best(net: str, once: float) -> float:
     """The best time of a run, of some rounds of them; `once` is that of one run."""
     runs = max(1, min(MOST_RUNS, int(ENOUGH / max(once, 1e-9))))
-    rounds = min(ROUNDS, int(MOST / max(once, 1e-9)))
+    rounds = min(ROUNDS, int(MOST_OF_ROUNDS / max(once, 1e-9)))
     return min([once, *(_time(net, runs) for _ in range(rounds))])
 
 
