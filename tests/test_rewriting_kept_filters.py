@@ -41,6 +41,7 @@ from caffe2_recurrent.rewriting.products import (
     product_ways,
     step_products,
     thread_numbers,
+    turned_weights,
 )
 from caffe2_recurrent.rewriting.products.kept_filters import KEPT_FILTERS, in_place, keeps_filters
 from caffe2_recurrent.rewriting.products.onednn_tensors import shown
@@ -54,7 +55,7 @@ from caffe2_recurrent.rewriting.trials import trial
 from caffe2_recurrent.rewriting.trials.timing import Seconds
 from cells import CELLS
 from numpy_lstm import Case
-from onednn_support import assert_cell, assert_placed, force, inner_nets, leaving_no_trace, make_up, on_onednn
+from onednn_support import assert_cell, assert_placed, force, in_ifs, inner_nets, leaving_no_trace, make_up, on_onednn
 from test_rewriting_onednn import adam, trained
 from test_rewriting_packed_products import assert_rows_stay_apart
 from test_rewriting_unchanged_weights import (
@@ -688,6 +689,27 @@ def test_both_loops_keep_filters(memory):
     for _ in range(3):
         workspace.RunNet(model.net)
         support.assert_same(support.values(blobs), expected)
+
+
+@they_stay
+@pytest.mark.usefixtures("two_loops")
+@pytest.mark.parametrize("most", [turned_weights.MOST, 0], ids=["turned", "by the CPU"])
+@pytest.mark.parametrize("kind", ["simple", "dag", "async_scheduling"])
+def test_weights_of_the_backward_pass_are_transposed_by_onednn(monkeypatch, most, kind):
+    """Through memory that is made anew for other numbers of sequences."""
+    monkeypatch.setattr(turned_weights, "MOST", most)
+    expected = support.runs_of_other_sizes(lambda model: None)
+    rewrite = support.Optimised(ALL)
+
+    def change(model):
+        model.net.Proto().type = kind
+        rewrite(model)
+
+    support.assert_same(support.runs_of_other_sizes(change), expected)
+    inside = in_ifs(rewrite.net)
+    turned = [made for made in inside if made.type == onednn.TO and "_turned_" in made.output[0]]
+    transposed = [made for made in inside if made.type == "Transpose" and made.input[0] == WEIGHTS]
+    assert (len(turned), len(transposed)) == ((IS_RIGHT, 0) if most else (0, IS_RIGHT))
 
 
 @pytest.mark.usefixtures("two_loops")

@@ -10,7 +10,8 @@ keeps what it has made, and would miss that weights change; filters that are in 
 
 So they get memory in that order (`onednn_tensors.py`), into which weights are copied in each run, or when they have
 changed (`unchanged_weights.py`), and the operators of steps outlive runs (`stay`). They would go on reading that memory
-if there were another: its name says its sizes, and `are_right` tries all that with each.
+if there were another: its name says its sizes, and `are_right` tries all that with each. Weights `[K, M]` that change
+in each run are transposed by oneDNN on the way (`turned_weights.py`).
 
 With AVX-512 the order of filters depends on the number of OpenMP's threads, and no operator makes it. So there they are
 left to the convolution, which is made anew for other weights: in each run, or when they have changed. For that
@@ -53,6 +54,7 @@ from caffe2_recurrent.rewriting.products import (
     onednn_tensors,
     row_widths,
     thread_numbers,
+    turned_weights,
 )
 from caffe2_recurrent.rewriting.products.onednn_tensors import shown
 from caffe2_recurrent.rewriting.products.product import Product
@@ -320,7 +322,16 @@ def _filters(loop: Loop, product: Product, in_front: Emitter, made: List[str], w
         return there
 
     def in_order(emitter: Emitter, weights: str) -> str:
-        plain = emitter.new("Transpose" if product.rows is None else "Alias", [weights], "plain")
+        if product.rows is not None:
+            plain = emitter.new("Alias", [weights], "plain")
+        elif front is not None and turned_weights.pay(product.inner, product.outer):
+            there = emitter.blob("turned_{}x{}".format(product.outer, product.inner))
+            turned_weights.add(front, there, product.inner, product.outer)
+            made.extend([there, shown(there)])
+            others.append(there)
+            plain = turned_weights.turn(emitter, weights, there, product.inner, product.outer)
+        else:
+            plain = emitter.new("Transpose", [weights], "plain")
         emitter.reshape_in_place(plain, shape)
         filters = emitter.blob("filters_{}x{}".format(product.outer, product.inner))
         onednn_tensors.add_filters(front or emitter, filters, product.outer, product.inner)
