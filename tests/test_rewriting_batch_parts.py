@@ -7,17 +7,16 @@ import numpy as np
 import pytest
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core, workspace
-from caffe2.python.model_helper import ModelHelper
 from google.protobuf import text_format
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import in_parts
 import rewriting_support as support
+from attention_support import runs_of_attention
 from caffe2_recurrent import (
     LSTM,
     AttentionType,
-    LSTMWithAttention,
     check_inputs,
     describe,
     lstm_to_torch,
@@ -86,54 +85,16 @@ def test_runs_of_other_sizes(options, parts):
     in_parts.assert_right_in_other_sizes(parts, **options)
 
 
-ENCODED = 6
-
-
-def runs_of_attention(change, sizes, kind):
-    """What a decoder, after `change`, gives in runs with other numbers of steps, sequences and what is encoded."""
-    workspace.ResetWorkspace()
-    model = ModelHelper("model")
-    encoder = (ENCODED, "encoded", support.DIM_IN, support.D)
-    states = ("h0", "c0", "w0")
-    outputs = LSTMWithAttention(model, "x", None, *states, *encoder, "layer", kind, encoder_lengths="encoder_lengths")
-    of_outputs = model.net.AddExternalInputs("dh", "dw")
-    gradients = model.AddGradientOperators(dict(zip([outputs[0], outputs[4]], of_outputs)))
-    seen = [outputs[0], outputs[4], *(gradients[blob] for blob in ["x", *states, "encoded", *map(str, model.params)])]
-    random = np.random.RandomState(0)
-    workspace.RunNetOnce(model.param_init_net)
-    for blob in model.params:
-        workspace.FeedBlob(blob, random.uniform(-1, 1, workspace.FetchBlob(blob).shape).astype(np.float32))
-    found = []
-    for steps, batch, encoded in sizes:
-        widths = {"x": support.DIM_IN, "h0": support.D, "c0": support.D, "w0": ENCODED, "dh": support.D, "dw": ENCODED}
-        for blob, width in {**widths, "encoded": ENCODED}.items():
-            leading = {"x": steps, "dh": steps, "dw": steps, "encoded": encoded}.get(blob, 1)
-            workspace.FeedBlob(blob, random.uniform(-1, 1, (leading, batch, width)).astype(np.float32))
-        workspace.FeedBlob("encoder_lengths", random.randint(0, encoded + 1, batch).astype(np.int32))
-        if not found:
-            change(model)
-            workspace.CreateNet(model.net)
-        workspace.RunNet(model.net)
-        seen = [
-            outputs[0],
-            outputs[4],
-            *(gradients[blob] for blob in ["x", *states, "encoded", *map(str, model.params)]),
-        ]
-        found += [workspace.FetchBlob(str(blob)) for blob in seen]
-    return found, {}
-
-
 @EVERY_NUMBER
 @pytest.mark.parametrize("kind", [AttentionType.Regular, AttentionType.Recurrent])
 def test_attention_in_runs_of_other_sizes(kind, parts):
     """Each part looks at what is encoded of its own sequences."""
-    sizes = [(5, 7, 4), (3, 4, 9), (4, 1, 2), (6, 5, 1), (2, 8, 8)]
     reports = []
     found = runs_of_attention(
-        lambda model: reports.append(optimize(model, even_if_slower=True, batch_parts=parts)), sizes, kind
+        lambda model: reports.append(optimize(model, even_if_slower=True, batch_parts=parts)), kind=kind
     )
     assert [report.counts[RULE] for report in reports] == [1]
-    support.assert_same(found, runs_of_attention(lambda model: None, sizes, kind))
+    support.assert_same(found, runs_of_attention(lambda model: None, kind=kind))
 
 
 @WITH_AND_WITHOUT

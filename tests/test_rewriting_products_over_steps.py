@@ -1,5 +1,7 @@
 """`products_over_steps`: products before and after a loop, and of the net around it, by oneDNN."""
 
+import itertools
+
 import numpy as np
 import pytest
 from caffe2.proto import caffe2_pb2
@@ -8,11 +10,18 @@ from caffe2.python.model_helper import ModelHelper
 
 import comparing
 import rewriting_support as support
+from attention_support import ENCODED, decoder, runs_of_attention
 from caffe2_recurrent import LSTM, optimize, recurrent_net
 from caffe2_recurrent.loops.reading import read_loops
 from caffe2_recurrent.loops.sizes import find_sizes
 from caffe2_recurrent.operators import is_on_onednn
-from caffe2_recurrent.rewriting.products import onednn, onednn_convolutions, onednn_over_steps, separate_rows
+from caffe2_recurrent.rewriting.products import (
+    net_products,
+    onednn,
+    onednn_convolutions,
+    onednn_over_steps,
+    separate_rows,
+)
 from caffe2_recurrent.rewriting.products.onednn_convolutions import IN_BLOCKS, IN_ROWS, ROWS_TRANSPOSED, TRANSPOSED
 from caffe2_recurrent.rewriting.products.onednn_over_steps import Layout, layouts
 from caffe2_recurrent.rewriting.rules import RULES, products_over_steps
@@ -223,6 +232,42 @@ def test_what_is_around_a_loop():
         assert sorted(loop.surroundings.products) == [0, len(net.Proto().op) - 1]
         for position, (copy,) in loop.surroundings.products.items():
             assert copy == net.Proto().op[position] and copy is not net.Proto().op[position]
+
+
+def test_products_that_make_what_steps_read_by_its_name():
+    """What is encoded has rows of its own, as many as there are encoded."""
+    model, _ = decoder()
+    (loop,) = read_loops(model.net.Proto()).values()
+    around = loop.surroundings
+    found = [(made.type, made.output[0]) for _, (made,) in sorted(around.of_references.items())]
+    assert found == [
+        ("FC", "layer/weighted_encoder_outputs"),
+        ("FCGradient", "layer/weighted_encoder_outputs_w_grad"),
+    ]
+    assert set(around.products).isdisjoint(around.of_references)
+    shapes = {"x": (5, 3, 2), "encoded": (7, 3, ENCODED), "layer/weighted_encoder_outputs_w": (ENCODED, ENCODED)}
+    for (operator,), sizes in itertools.product(around.of_references.values(), (shapes, {**shapes, "x": (9, 3, 2)})):
+        found = net_products.dimensions(loop, operator, find_sizes(model.net.Proto(), None, sizes))
+        assert found == (21, ENCODED, ENCODED)
+    del shapes["encoded"]
+    assert net_products.dimensions(loop, operator, find_sizes(model.net.Proto(), None, shapes)) is None
+
+
+@pytest.mark.parametrize("kind", ["simple", "dag", "async_scheduling"])
+def test_what_is_encoded(kind):
+    """Of whatever size: outputs and gradients of a decoder stay."""
+
+    def change(model):
+        model.net.Proto().type = kind
+        rewrite(model)
+
+    rewrite = support.Optimised([RULE])
+    support.assert_same(runs_of_attention(change), runs_of_attention(lambda model: None))
+    assert outside(rewrite.net) == [] and {
+        "FC -> 'layer/weighted_encoder_outputs'",
+        "FCGradient -> 'layer/weighted_encoder_outputs_w_grad', 'layer/weighted_encoder_outputs_b_grad', "
+        "'encoded_grad'",
+    } <= {rewritten.what for rewritten in rewrite.report.rewrites}
 
 
 def test_products_behind_each_other_around_a_loop():

@@ -125,7 +125,8 @@ class Surroundings:
     """What the net around a loop does that concerns it; `surroundings.py` finds that.
 
     `products` are operators of the net, by their positions, that make a sequence of the loop, or what another one of
-    them reads, or continue from gradients of these, each in a list of what takes its place; `sources` are, by the
+    them reads, or continue from gradients of these, each in a list of what takes its place; `of_references` are others
+    that make what steps read by its own name, likewise, with their gradients; `sources` are, by the
     sequence, those of them that make one for this loop alone and may as well run right in front of it, `sinks` the
     positions of those that continue from the gradient just as the loop leaves it, and `ready` of those among these
     whose other inputs are there by then. `laying_out` are operators that an earlier rewriting put there to lay out
@@ -137,6 +138,7 @@ class Surroundings:
     """
 
     products: Dict[int, List[caffe2_pb2.OperatorDef]] = field(default_factory=dict)
+    of_references: Dict[int, List[caffe2_pb2.OperatorDef]] = field(default_factory=dict)
     sources: Dict[str, int] = field(default_factory=dict)
     sinks: Set[int] = field(default_factory=set)
     ready: Set[int] = field(default_factory=set)

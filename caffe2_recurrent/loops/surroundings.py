@@ -32,10 +32,12 @@ def add_surroundings(net: caffe2_pb2.NetDef, loops: Mapping[int, Loop], names: S
     fed = read.difference(*map(_written_by, net.op))
     is_in_order = net.type in ONE_BY_ONE
     for position, loop in loops.items():
-        products = _products(net, loop)
+        products = _products(net, {link.outer for link in loop.links})
+        of_references = _products(net, loop.references)
         sinks = _sinks(net, loop, products)
         loop.surroundings = Surroundings(
             products=products,
+            of_references={place: made for place, made in of_references.items() if place not in products},
             sources=_sources(net, loop, position, products, mentioned),
             sinks=sinks,
             ready=_ready(net, loop, sinks),
@@ -84,12 +86,12 @@ def _written_by(operator: caffe2_pb2.OperatorDef) -> Iterator[str]:
             yield from _written_by(inner)
 
 
-def _products(net: caffe2_pb2.NetDef, loop: Loop) -> Dict[int, List[caffe2_pb2.OperatorDef]]:
-    """The products of `net` whose results are sequences of the loop or rows of another one, and the gradients of these.
+def _products(net: caffe2_pb2.NetDef, results: Set[str]) -> Dict[int, List[caffe2_pb2.OperatorDef]]:
+    """The products of `net` that make some of `results`, or rows of another one, and the gradients of these.
 
     A loop that comes to read the rows of such a product itself has the same around it.
     """
-    rows = {link.outer for link in loop.links}
+    rows = set(results)
     products = []
     for operator in reversed(net.op):
         if operator.type == "FC" and rows.issuperset(operator.output):

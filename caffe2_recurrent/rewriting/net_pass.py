@@ -73,7 +73,8 @@ def rewritten(
     around = {
         position: taking_its_place
         for loop in changed.values()
-        for position, taking_its_place in loop.surroundings.products.items()
+        for products in (loop.surroundings.of_references, loop.surroundings.products)
+        for position, taking_its_place in products.items()
         if taking_its_place != [net.op[position]]
     }
     operators: Operators = []

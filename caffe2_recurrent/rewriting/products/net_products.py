@@ -2,6 +2,7 @@
 
 from typing import Container, Iterable, List, NamedTuple, Optional
 
+import numpy as np
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loops.loop import Loop
@@ -26,7 +27,9 @@ class Dimensions(NamedTuple):
 
 def sites(loop: Loop, kinds: Container[str]) -> Iterable[Site]:
     """Those by MKL; a site is a list of operators and a position in it."""
-    for operators in (loop.before, loop.after_gradient, *loop.surroundings.products.values()):
+    around = loop.surroundings
+    lists = (loop.before, loop.after_gradient, *around.products.values(), *around.of_references.values())
+    for operators in lists:
         for position, operator in enumerate(operators):
             if operator.type in kinds and operator.device_option.device_type == caffe2_pb2.CPU:
                 blobs = ", ".join("'{}'".format(blob) for blob in operator.output)
@@ -77,13 +80,21 @@ def weights_of(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes) -> Sh
 
 
 def dimensions(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes) -> Optional[Dimensions]:
-    """None if the numbers of steps and sequences, or the weights, are not known."""
-    steps, batch = sizes.steps(loop), sizes.batch(loop)
-    shape = weights_shape(loop, operator.input[1], sizes)
-    if steps is None or batch is None or shape is None:
+    """None if the number of rows, or the weights, are not known."""
+    rows, shape = _rows(loop, operator, sizes), weights_shape(loop, operator.input[1], sizes)
+    if rows is None or shape is None:
         return None
     outer, inner = shape
-    return Dimensions(steps * batch, inner, outer)
+    return Dimensions(rows, inner, outer)
+
+
+def _rows(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes) -> Optional[int]:
+    """One for each sequence in each step; what is no sequence of the loop has rows of its own."""
+    if any(other is operator for operators in loop.surroundings.of_references.values() for other in operators):
+        shape = sizes.shape(operator.input[0])
+        return None if shape is None else int(np.prod(shape[: integer(operator, "axis", 1)]))
+    steps, batch = sizes.steps(loop), sizes.batch(loop)
+    return None if steps is None or batch is None else steps * batch
 
 
 def is_sink(loop: Loop, operators: Operators) -> bool:

@@ -52,8 +52,8 @@ class ProductsOverSteps(Rule):
     =>  the inputs copied to oneDNN's memory, the product there, the outputs copied back
 
     It is about products that another rule has moved out of the loop, and those of the net whose result is a sequence of
-    the loop. A gradient may be had in parts and from larger operands, and both as convolutions; see
-    `onednn_over_steps.py`.
+    the loop or read by each step, as what attention makes of what is encoded. A gradient may be had in parts and from
+    larger operands, and both as convolutions; see `onednn_over_steps.py`.
     """
 
     name = "products_over_steps"
