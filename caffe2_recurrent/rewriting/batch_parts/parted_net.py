@@ -99,7 +99,7 @@ def _pass(
         ]
         for k, prefix in enumerate(prefixes)
     ]
-    written = [blob for operator in operators for blob in operator.output]
+    written = list(dict.fromkeys(blob for operator in operators for blob in operator.output))
     return Pass([], of_parts, _put_together(written, region, prefixes, names))
 
 

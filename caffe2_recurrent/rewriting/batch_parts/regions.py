@@ -2,6 +2,8 @@
 
     x -> FC -> loop -> outputs        gradients of outputs -> gradient operator -> FCGradient -> gradient of x
 
+What is made of encoded sequences for its steps to read belongs to it as well (`encoded.py`).
+
 Each blob is one of these: it has a row for each sequence and is sliced for the parts (`sliced`), made by each part for
 itself (`own`), made by each part and put together again (`joined`), the same for all parts, as weights are (`whole`),
 or a sum over all sequences, which parts make for theirs (`summed`).
@@ -19,7 +21,9 @@ from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.loops.surroundings import ONE_BY_ONE
 from caffe2_recurrent.operator_arguments import integers
 from caffe2_recurrent.rewriting.batch_parts import batch_axes
+from caffe2_recurrent.rewriting.batch_parts import encoded as encoded_sequences
 from caffe2_recurrent.rewriting.batch_parts.bounds import Layout
+from caffe2_recurrent.rewriting.batch_parts.encoded import Encoded, Gradients
 
 # A batch of sequences [T, N, k], and of rows [N, k].
 SEQUENCES, ROWS = Layout(3, 1), Layout(2, 0)
@@ -36,14 +40,17 @@ Operators = List[caffe2_pb2.OperatorDef]
 class Region:
     """The operators of one loop that are parted, by their positions in the net, in the order in which they run.
 
-    `forward` ends with the loop's operator, and takes its place; `backward` begins with the gradient operator. Of what
-    is sliced `references` are blobs that steps read by their own names.
+    `forward` ends with the loop's operator, and takes its place; `backward` begins with the gradient operator.
+    `references` are blobs with a batch that steps read by their own names, some of them made by what is `encoded`;
+    `of_encoded` are the layouts of what goes on from the gradients of these, by position.
     """
 
     loop: Loop
     forward: List[int]
     backward: List[int]
-    references: Dict[str, Layout] = field(default_factory=dict)
+    references: Dict[str, Layout]
+    encoded: List[Encoded]
+    of_encoded: Gradients
     sliced: Dict[str, Layout] = field(default_factory=dict)
     gradients: Dict[str, Layout] = field(default_factory=dict)
     joined: Dict[str, int] = field(default_factory=dict)
@@ -69,8 +76,11 @@ def find(net: caffe2_pb2.NetDef, position: int, loop: Loop, parts: int, sizes: S
     references = batch_axes.of_references(loop, sizes)
     if isinstance(references, str):
         return references
-    forward = [*sorted(loop.surroundings.sources.values()), position]
-    region = Region(loop, forward, _backward(net, loop), references)
+    encoded = encoded_sequences.find(net, position, loop, references, sizes)
+    in_front = {*loop.surroundings.sources.values(), *(each.position for each in encoded)}
+    of_encoded = Gradients(net, loop, encoded)
+    backward = _backward(net, loop, of_encoded)
+    region = Region(loop, [*sorted(in_front), position], backward, references, encoded, of_encoded)
     return _forward_blobs(net, region, sizes) or _backward_blobs(net, region) or _disturbed(net, region) or region
 
 
@@ -94,9 +104,9 @@ def _unfit(net: caffe2_pb2.NetDef, loop: Loop, parts: int, sizes: Sizes) -> Opti
     return None
 
 
-def _backward(net: caffe2_pb2.NetDef, loop: Loop) -> List[int]:
-    """The gradient operator, what shows its gradient of the sequence by another name, and the products behind it that
-    may as well run right after it."""
+def _backward(net: caffe2_pb2.NetDef, loop: Loop, of_encoded: Gradients) -> List[int]:
+    """The gradient operator, what shows its gradient of the sequence by another name, and the products behind it, and
+    what goes on from gradients `of_encoded`, that may as well run right after it."""
     if loop.gradient is None:
         return []
     position = next(place for place, operator in enumerate(net.op) if operator.input[-1:] == loop.outputs[-1:])
@@ -105,7 +115,8 @@ def _backward(net: caffe2_pb2.NetDef, loop: Loop) -> List[int]:
     for place in range(position + 1, len(net.op)):
         operator = net.op[place]
         shows = operator.type == "Alias" and operator.input[0] in shown and not operator.control_input
-        if not shows and not (place in sinks and operator.input[2] in shown):
+        continues = of_encoded.continues(place)
+        if not shows and not continues and not (place in sinks and operator.input[2] in shown):
             continue
         others = [net.op[other] for other in range(position + 1, place) if other not in taken]
         touched = {blob for other in others for blob in names_of(other)}
@@ -113,16 +124,18 @@ def _backward(net: caffe2_pb2.NetDef, loop: Loop) -> List[int]:
         if touched.isdisjoint(operator.output) and written.isdisjoint(operator.input):
             taken.append(place)
             shown.update(operator.output if shows else ())
+            if continues:
+                of_encoded.add(place)
     return taken
 
 
 def _forward_blobs(net: caffe2_pb2.NetDef, region: Region, sizes: Sizes) -> Optional[str]:
     """Note what the blobs of the forward pass are; the reason why one of them is nothing that can be parted."""
-    loop, sources = region.loop, region.forward[:-1]
+    loop, in_front = region.loop, region.forward[:-1]
     read = {blob for position in region.forward for blob in net.op[position].input}
-    made = {net.op[source].output[0] for source in sources}
+    made = {net.op[position].output[0] for position in in_front}
     states = {state.outer_states for state in loop.states}
-    sequences = {net.op[source].input[0] for source in sources} | {
+    sequences = {net.op[source].input[0] for source in loop.surroundings.sources.values()} | {
         link.outer for link in loop.links if link.outer not in states
     }
     sliced = dict.fromkeys(sequences - made, SEQUENCES)
@@ -136,7 +149,10 @@ def _forward_blobs(net: caffe2_pb2.NetDef, region: Region, sizes: Sizes) -> Opti
     products = [net.op[position] for position in region.positions]
     shared = {product.input[1] for product in products if product.type in ("FC", "FCGradient")}
     shared.update(state.outer_initial for state in loop.states if state.outer_initial not in sliced)
-    for blob, layout in region.references.items():
+    references = [*region.references.items(), *((each.rows, each.layout) for each in region.encoded)]
+    for blob, layout in references:
+        if blob in made:
+            continue
         if sliced.setdefault(blob, layout) != layout or blob in shared:
             return "its steps and what is around them read '{}' in two ways".format(blob)
     if not read.issuperset(sliced):
@@ -165,7 +181,7 @@ def _backward_blobs(net: caffe2_pb2.NetDef, region: Region) -> Optional[str]:
         return "it has gradients of what there is for each sequence"
     positions = integers(gradient.operator, POSITIONS)
     region.gradients = dict.fromkeys((blob for blob, _ in zip(gradient.incoming, positions)), SEQUENCES)
-    behind = [net.op[position] for position in region.backward[1:]]
+    behind = [net.op[position] for position in region.backward[1:] if position not in region.of_encoded.layouts]
     sinks = [operator for operator in behind if operator.type == "FCGradient"]
     read_elsewhere = {
         blob
@@ -184,6 +200,7 @@ def _backward_blobs(net: caffe2_pb2.NetDef, region: Region) -> Optional[str]:
             region.joined[parameter.outer_gradient] = region.references[parameter.outer].batch
         else:
             region.summed.add(parameter.outer_gradient)
+    _blobs_of_encoded(net, region, {*read_elsewhere, *net.external_output})
     for blob, state in zip(gradient.initial, loop.states):
         if state.outer_initial in region.sliced:
             region.joined[blob] = region.sliced[state.outer_initial].batch
@@ -196,6 +213,19 @@ def _backward_blobs(net: caffe2_pb2.NetDef, region: Region) -> Optional[str]:
         region.summed.update(sink.output[:2])
         region.joined.update((blob, SEQUENCES.batch) for blob in sink.output[2:])
     return None
+
+
+def _blobs_of_encoded(net: caffe2_pb2.NetDef, region: Region, read_elsewhere: Set[str]) -> None:
+    for position, layout in region.of_encoded.layouts.items():
+        operator = net.op[position]
+        of_rows = list(operator.output)
+        if operator.type == "FCGradient":
+            region.summed.update(of_rows[:2])
+            del of_rows[:2]
+        region.joined.update(dict.fromkeys(of_rows, layout.batch))
+    for blob in region.of_encoded.hidden(read_elsewhere):
+        region.joined.pop(blob, None)
+        region.own.add(blob)
 
 
 def _disturbed(net: caffe2_pb2.NetDef, region: Region) -> Optional[str]:
