@@ -37,6 +37,16 @@ def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def trials_forgotten() -> Iterator[None]:
+    """What has been asked of this Caffe2 is asked anew, in the test and behind it."""
+    from caffe2_recurrent.rewriting.trials import trial
+
+    trial.forget()
+    yield
+    trial.forget()
+
+
+@pytest.fixture
 def backward_loops() -> None:
     """Backward passes may become loops of their own; elsewhere tests look at loops and their gradients as one."""
 

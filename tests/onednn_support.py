@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 from caffe2.proto import caffe2_pb2
-from caffe2.python import workspace
+from caffe2.python import core, workspace
 
 import comparing
 import rewriting_support as support
@@ -152,3 +152,13 @@ def assert_cell(name, variant, rewrite):
         comparing.assert_close(outputs[index], expected, index)
     for blob, expected in cell.reference_gradients().items():
         comparing.assert_close(gradients[blob], expected, blob)
+
+
+def without_its_operators(monkeypatch):
+    """Have operators of oneDNN's be of a type that there is not."""
+
+    def missing(emitter, kind, inputs, outputs, **arguments):
+        emitter.operators.append(core.CreateOperator("NotThere", inputs, outputs))
+        return outputs[0]
+
+    monkeypatch.setattr(onednn, "add", missing)

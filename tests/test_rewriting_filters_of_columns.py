@@ -2,30 +2,24 @@
 
 import numpy as np
 import pytest
-from caffe2.python import core, workspace
+from caffe2.python import workspace
 
 import onednn_support
 import rewriting_support as support
-from caffe2_recurrent.rewriting.products import filters_of_columns, onednn
+from caffe2_recurrent.rewriting.products import filters_of_columns
 from caffe2_recurrent.rewriting.products.kept_filters import KEPT_FILTERS
 from caffe2_recurrent.rewriting.rules import packed_products
 from caffe2_recurrent.rewriting.steps import step_counts
-from caffe2_recurrent.rewriting.trials import trial
-from onednn_support import leaving_no_trace, on_onednn
+from onednn_support import leaving_no_trace, on_onednn, without_its_operators
 from test_rewriting_kept_filters import ALL, IS_RIGHT, inner_nets
+
+pytestmark = pytest.mark.usefixtures("trials_forgotten")
 
 SIZES = pytest.mark.parametrize(
     "inner, outer", [(1, 1), (1, 16), (16, 1), (3, 2), (5, 33), (33, 5), (16, 4), (64, 48), (512, 128)]
 )
 # As where oneDNN lays out filters so, which is all that depends on the processor.
 WORKS = filters_of_columns.are_right(5, 33)
-
-
-@pytest.fixture(autouse=True)
-def asked_anew():
-    trial.forget()
-    yield
-    trial.forget()
 
 
 @SIZES
@@ -115,9 +109,5 @@ def test_other_numbers_of_sequences():
 
 
 def test_without_onednn(monkeypatch):
-    def missing(emitter, kind, inputs, outputs, **arguments):
-        emitter.operators.append(core.CreateOperator("NotThere", inputs, outputs))
-        return outputs[0]
-
-    monkeypatch.setattr(onednn, "add", missing)
+    without_its_operators(monkeypatch)
     assert not filters_of_columns.are_right(5, 33)

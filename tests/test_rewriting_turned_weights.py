@@ -1,22 +1,15 @@
 """Weights that oneDNN transposes where they are copied to."""
 
 import pytest
-from caffe2.python import core
 
 from caffe2_recurrent.rewriting.products import onednn, onednn_tensors, turned_weights
-from caffe2_recurrent.rewriting.trials import trial
-from onednn_support import leaving_no_trace
+from onednn_support import leaving_no_trace, without_its_operators
+
+pytestmark = pytest.mark.usefixtures("trials_forgotten")
 
 SIZES = pytest.mark.parametrize(
     "inner, outer", [(1, 1), (1, 16), (16, 1), (3, 2), (5, 33), (33, 5), (64, 48), (512, 128), (1024, 256)]
 )
-
-
-@pytest.fixture(autouse=True)
-def asked_anew():
-    trial.forget()
-    yield
-    trial.forget()
 
 
 @SIZES
@@ -57,9 +50,5 @@ def test_memory_that_is_elsewhere_is_found(monkeypatch):
 
 
 def test_without_onednn(monkeypatch):
-    def missing(emitter, kind, inputs, outputs, **arguments):
-        emitter.operators.append(core.CreateOperator("NotThere", inputs, outputs))
-        return outputs[0]
-
-    monkeypatch.setattr(onednn, "add", missing)
+    without_its_operators(monkeypatch)
     assert not turned_weights.are_right(5, 33)
