@@ -252,8 +252,18 @@ def _in_parts(records: Sequence[Record]) -> Iterator[str]:
 
 
 def _older(records: Sequence[Record], key: str) -> str:
-    without = ["{cell} at {shape}".format(**record) for record in records if key not in record]
-    return "; rows of {} are older, and without it".format(", ".join(dict.fromkeys(without))) if without else ""
+    """Which rows are from before that, or, where these are most, which are not."""
+    since = [record for record in records if key in record]
+    before = [record for record in records if key not in record]
+    if not before:
+        return ""
+    if len(since) < len(before):
+        of_threads = [
+            "{cell} at {shape} with {threads} thread{s}".format(s="s" * (r["threads"] > 1), **r) for r in since
+        ]
+        return " in rows of {}; others are older, and without it".format(", ".join(dict.fromkeys(of_threads)))
+    rows = ["{cell} at {shape}".format(**record) for record in before]
+    return "; rows of {} are older, and without it".format(", ".join(dict.fromkeys(rows)))
 
 
 def _machine(results: Results) -> Iterator[str]:

@@ -305,8 +305,11 @@ def test_the_introduction_says_how_these_numbers_were_measured(apart):
 )
 def test_the_introduction_says_what_caffe2_and_optimize_were_told(key, value, said):
     with_it = {**RECORD, key: value}
-    older = "; rows of {} at {} are older, and without it".format(RECORD["cell"], RECORD["shape"])
-    for records, which in (([with_it], ""), ([with_it, RECORD, RECORD], older)):
+    row = "{cell} at {shape}".format(**RECORD)
+    older = "; rows of {} are older, and without it".format(row)
+    newer = " in rows of {} with {} thread{}; others are older, and without it"
+    newer = newer.format(row, RECORD["threads"], "s" * (RECORD["threads"] > 1))
+    for records, which in (([with_it], ""), ([with_it, RECORD], older), ([with_it, RECORD, RECORD], newer)):
         text = " ".join(reporting.document(results_of(records)).split())
         assert said.format(which) in text
     assert said.split("`")[0] not in reporting.document(results_of([RECORD]))
