@@ -125,16 +125,16 @@ class Surroundings:
     """What the net around a loop does that concerns it; `surroundings.py` finds that.
 
     `products` are operators of the net, by their positions, that make a sequence of the loop, or what another one of
-    them reads, or continue from gradients of these, each in a list of what takes its place; `of_references` are others
-    that make what steps read by its own name, likewise, with their gradients; `sources` are, by the
+    them reads, or continue from gradients of these, each in a list of what takes its place; `sources` are, by the
     sequence, those of them that make one for this loop alone and may as well run right in front of it, `sinks` the
     positions of those that continue from the gradient just as the loop leaves it, and `ready` of those among these
-    whose other inputs are there by then. `laying_out` are operators that an earlier rewriting put there to lay out
-    weights for oneDNN. `busy` are the outer blobs that other operators in front of the gradient operator read or write,
-    `read_outside` those that something else than the loop may read, `written_outside` outputs of the loop whose memory
-    something else writes to, `fed` blobs that operators of the net read and none writes. `net_frees`: the net lets go
-    of blobs once nothing reads them any more. `is_in_order`: it runs one operator after the other, in the thread that
-    calls it. `has_company`: it may run another loop at the same time.
+    whose other inputs are there by then. `of_references` are further ones, in the same way: they make what steps read
+    by its own name, or continue from gradients of that. `laying_out` are operators that an earlier rewriting put there
+    to lay out weights for oneDNN. `busy` are the outer blobs that other operators in front of the gradient operator
+    read or write, `read_outside` those that something else than the loop may read, `written_outside` outputs of the
+    loop whose memory something else writes to, `fed` blobs that operators of the net read and none writes. `net_frees`:
+    the net lets go of blobs once nothing reads them any more. `is_in_order`: it runs one operator after the other, in
+    the thread that calls it. `has_company`: it may run another loop at the same time.
     """
 
     products: Dict[int, List[caffe2_pb2.OperatorDef]] = field(default_factory=dict)

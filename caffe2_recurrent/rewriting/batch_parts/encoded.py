@@ -12,12 +12,14 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.blob_names import names_of
 from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.reading import workspaces_of
 from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.operator_arguments import integer, integers
-from caffe2_recurrent.operators import SUM
+from caffe2_recurrent.operators import LOOPS, SUM
 from caffe2_recurrent.rewriting.batch_parts.bounds import Layout
+from caffe2_recurrent.rewriting.products.net_products import GRADIENT, PRODUCT
 
-PRODUCT, GRADIENT, TRANSPOSE = "FC", "FCGradient", "Transpose"
+TRANSPOSE = "Transpose"
 
 
 class Encoded(NamedTuple):
@@ -33,7 +35,6 @@ def find(
     net: caffe2_pb2.NetDef, place: int, loop: Loop, references: Mapping[str, Layout], sizes: Sizes
 ) -> List[Encoded]:
     """What may as well be made right in front of the loop at `place`, and of which nothing else knows."""
-    own = [place, *_gradient_operators(net, loop)]
     otherwise = {link.outer for link in loop.all_links} | {state.outer_initial for state in loop.states}
     found = []
     for position, operator in enumerate(net.op[:place]):
@@ -41,7 +42,7 @@ def find(
         if layout is None or operator.control_input or otherwise.intersection(operator.output):
             continue
         (result,) = operator.output
-        others = (other for index, other in enumerate(net.op) if index not in (position, *own))
+        others = (other for index, other in enumerate(net.op) if index != position and not _is_of(loop, other))
         is_known = result in net.external_output or any(result in names_of(other) for other in others)
         changed = {blob for other in net.op[position + 1 : place] for blob in other.output}
         if not is_known and changed.isdisjoint(operator.input):
@@ -49,9 +50,9 @@ def find(
     return found
 
 
-def _gradient_operators(net: caffe2_pb2.NetDef, loop: Loop) -> List[int]:
-    own = [operator for operator in loop.outer_operators if operator is not loop.forward]
-    return [position for position, operator in enumerate(net.op) if operator in own]
+def _is_of(loop: Loop, operator: caffe2_pb2.OperatorDef) -> bool:
+    """Whether it is the operator of the loop, or its gradient operator."""
+    return operator.type in LOOPS and workspaces_of(operator) == loop.workspaces
 
 
 def _layout_of_rows(
@@ -103,12 +104,9 @@ class Gradients:
             return layouts.pop() if len(layouts) == 1 else None
         if operator.type == GRADIENT:
             found = self._made_by.get(operator.input[2])
-            return found.layout if found and list(operator.input[:2]) == list(self._inputs(found)[:2]) else None
+            return found.layout if found and operator.input[:2] == self._net.op[found.position].input[:2] else None
         found = self._made_by.get(operator.input[0]) if operator.type == TRANSPOSE else None
         return found.layout if found and self._net.op[found.position].type == TRANSPOSE else None
-
-    def _inputs(self, found: Encoded) -> List[str]:
-        return list(self._net.op[found.position].input)
 
     def hidden(self, read_elsewhere: Collection[str]) -> Set[str]:
         """Gradients that none but these operators read, the last time that one has to do with them."""
