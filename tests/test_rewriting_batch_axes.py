@@ -227,11 +227,13 @@ def made(operators, given):
 
 
 def runs(operator, given):
-    """Whether the engine does; what it would read behind its inputs' ends it is not asked."""
+    """Whether the engine does; what it would read behind its inputs' ends it is not asked, nor to divide by a length."""
     shapes = [given[blob].shape for blob in operator.input]
     gates = {"LSTMUnit": [(1, N, D), (1, N, D), (1, N, 4 * D)], "GRUUnit": [(1, N, D), (1, N, 3 * D)]}
     expected = gates.get(operator.type, shapes)
     if operator.type == "BatchMatMul" and [len(shape) for shape in shapes] != [3, 3]:
+        return False
+    if operator.type == "Div" and given[operator.input[1]].dtype == np.int32:  # by 0 that ends the process
         return False
     try:
         return shapes[: len(expected)] == expected and fit(operator, shapes) and bool(made([operator], given))
