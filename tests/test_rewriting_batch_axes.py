@@ -227,7 +227,7 @@ def made(operators, given):
 
 
 def runs(operator, given):
-    """Whether the engine does; what it would read behind its inputs' ends it is not asked, nor to divide by a length."""
+    """Whether the engine does; what it would read behind its inputs' ends it is not asked, nor to divide by 0."""
     shapes = [given[blob].shape for blob in operator.input]
     gates = {"LSTMUnit": [(1, N, D), (1, N, D), (1, N, 4 * D)], "GRUUnit": [(1, N, D), (1, N, 3 * D)]}
     expected = gates.get(operator.type, shapes)
