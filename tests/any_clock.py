@@ -25,8 +25,8 @@ def clock_of(number):
 
     with pytest.MonkeyPatch.context() as patch:
         make_up_clock(patch, seconds)
-        trial.forget()
+        trial.forget_times()
         try:
             yield
         finally:
-            trial.forget()
+            trial.forget_times()

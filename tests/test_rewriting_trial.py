@@ -329,3 +329,15 @@ def test_trials_are_remembered_until_they_are_forgotten():
     assert [remembering(1), remembering(1), remembering(2)] == [1, 1, 2]
     trial.forget()
     assert remembering(1) == 3
+
+
+def test_what_operators_make_is_known_whether_they_are_timed_or_not():
+    made = []
+    known = trial.known(lambda size: made.append(size) or len(made))
+    with trial.trying(False):
+        assert known(1) == 1
+    assert [known(1), known(2)] == [1, 2]
+    trial.forget_times()
+    assert known(1) == 1
+    trial.forget()
+    assert known(1) == 3

@@ -173,7 +173,7 @@ def test_cells_have_the_values_and_gradients_of_a_numpy_loop(cell, is_faster, as
 
 @pytest.fixture
 def subjects(monkeypatch):
-    trial.forget()
+    trial.forget_times()
     found = []
 
     def in_turn(candidates, one_by_one=False, **others):
@@ -183,7 +183,7 @@ def subjects(monkeypatch):
 
     monkeypatch.setattr(trial, "in_turn", in_turn)
     yield found
-    trial.forget()
+    trial.forget_times()
 
 
 @pytest.mark.parametrize("options", [{}, {"lengths": True}], ids=str)

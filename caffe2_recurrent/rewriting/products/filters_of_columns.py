@@ -46,7 +46,7 @@ def add(emitter: Emitter, there: str, inner: int, outer: int) -> None:
     emitter.reshape_in_place(shown(there), [inner, outer])
 
 
-@trial.remembered
+@trial.known
 def are_right(inner: int, outer: int) -> bool:
     """Whether this Caffe2's oneDNN reads weights `[inner, outer]` as is said above, as rows of steps are convolved."""
     loop = trial.lone_loop(["x", "w", "y"])

@@ -111,7 +111,7 @@ def product(inputs: Sequence[str], result: str) -> caffe2_pb2.OperatorDef:
     return new_operator(PRODUCT, inputs, [result], caffe2_pb2.OperatorDef(), axis=FEATURES)
 
 
-@trial.remembered
+@trial.known
 def are_right(size: Size) -> bool:
     """Whether this Caffe2's oneDNN does with rows of that size as is said above; what is no number stays in its row."""
     operator = product(["x", "w", "b"], "y")

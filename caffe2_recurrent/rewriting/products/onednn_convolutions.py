@@ -65,7 +65,7 @@ def keeps_plans(loop: Loop) -> bool:
     return Keeping.PLANS in loop.may_keep
 
 
-@trial.remembered
+@trial.known
 def rows_stay_where_they_lie(inner: int, outer: int) -> bool:
     """Whether this Caffe2 has a product `IN_ROWS` with weights `[outer, inner]`, right for any number of rows."""
     operator = caffe2_pb2.OperatorDef(type="FC", input=["x", "w", "b"], output=["y"])
@@ -75,7 +75,7 @@ def rows_stay_where_they_lie(inner: int, outer: int) -> bool:
     return _are_right(emitter.operators, shapes, lambda x, w, b: {"y": x @ w.T + b})
 
 
-@trial.remembered
+@trial.known
 def transposed_are_right() -> bool:
     """Whether this Caffe2 has gradients by transposed convolutions, right for any number of rows."""
     inner, outer = 5, 19

@@ -25,7 +25,7 @@ ROWS = (2, 3, 17, 33)
 Operators = List[caffe2_pb2.OperatorDef]
 
 
-@trial.remembered
+@trial.known
 def in_steps(way: str, inner: int, outer: int, parts: int = 1) -> bool:
     """In a product of a step, `[1, N, inner]` times weights of `outer` columns, in a way of `product_ways`.
 
@@ -41,7 +41,7 @@ def in_steps(way: str, inner: int, outer: int, parts: int = 1) -> bool:
     return _stay_apart(operators, (outer, inner) if parts == 1 else (parts, outer, inner))
 
 
-@trial.remembered
+@trial.known
 def over_steps(layout: Layout) -> bool:
     """In a product over all steps."""
 

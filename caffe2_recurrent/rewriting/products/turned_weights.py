@@ -44,7 +44,7 @@ def turn(emitter: Emitter, weights: str, there: str, inner: int, outer: int) -> 
     return emitter.new("Alias", [shown(there)], "turned")
 
 
-@trial.remembered
+@trial.known
 def are_right(inner: int, outer: int) -> bool:
     """Whether this Caffe2 has weights `[inner, outer]` transposed so, again and again."""
     loop = trial.lone_loop(["w", "there"])

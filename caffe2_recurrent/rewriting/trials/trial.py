@@ -98,10 +98,11 @@ def _alone(subject: Subject, of_interest: float) -> Seconds:
 
 
 _remembering: List[Any] = []
+_known: List[Any] = []
 
 
 def remembered(function: Callable[..., Any]) -> Any:
-    """A function of trials that makes them once for the same arguments, until `forget`."""
+    """A function that times candidates, which does so once for the same arguments, until `forget`."""
 
     @functools.lru_cache(maxsize=None)
     def cached(_: bool, *arguments: Any) -> Any:
@@ -115,8 +116,22 @@ def remembered(function: Callable[..., Any]) -> Any:
     return remembering
 
 
+def known(function: Callable[..., Any]) -> Any:
+    """A function that finds out what operators make here, timed or not, once for the same arguments, until `forget`."""
+    cached = functools.lru_cache(maxsize=None)(function)
+    _known.append(cached)
+    return cached
+
+
 def forget() -> None:
     """To be called when the process gets another number of threads: let all be tried again."""
+    forget_times()
+    for cached in _known:
+        cached.cache_clear()
+
+
+def forget_times() -> None:
+    """Let all be timed again; what operators make is still known."""
     for cached in _remembering:
         cached.cache_clear()
 
