@@ -168,11 +168,22 @@ def _making(subject: Subject) -> float:
 
 def result(operators: Operators, values: Mapping[str, np.ndarray], blob: str) -> np.ndarray:
     """What `operators` make of `values` in `blob`."""
+    (found,) = results(operators, [values], blob)
+    return found
+
+
+def results(operators: Operators, runs: Sequence[Mapping[str, np.ndarray]], blob: str) -> List[np.ndarray]:
+    """What one net of `operators` makes in `blob`, of the values of each run."""
+    found: List[np.ndarray] = []
     with scratch_workspace(WORKSPACE):
-        for name, value in values.items():
-            workspace.FeedBlob(name, value)
-        workspace.RunNet(_create("trial", operators))
-        return workspace.FetchBlob(blob)
+        for values in runs:
+            for name, value in values.items():
+                workspace.FeedBlob(name, value)
+            if not found:
+                _create("trial", operators)
+            workspace.RunNet("trial")
+            found.append(workspace.FetchBlob(blob))
+    return found
 
 
 _in_use: Set[str] = set()
