@@ -4,8 +4,7 @@ from typing import Iterable, List, Sequence, Set
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.operator_arguments import STEP_NETS
-from caffe2_recurrent.operator_arguments import net as net_argument
+from caffe2_recurrent.operator_arguments import STEP_NETS, net_to_read
 
 # What ends the names of blobs of a step that would otherwise have those of others in another kind of memory: shared by
 # all steps, kept by each, linked to a slice of an outer blob, or a view of another blob.
@@ -51,4 +50,4 @@ def names_of(operator: caffe2_pb2.OperatorDef) -> Iterable[str]:
         if given.HasField("n"):
             yield from all_names(given.n)
         elif given.name in STEP_NETS:
-            yield from all_names(net_argument(operator, given.name))
+            yield from all_names(net_to_read(operator, given.name))

@@ -54,15 +54,19 @@ def strings(operator: caffe2_pb2.OperatorDef, name: str) -> List[str]:
 
 
 def net(operator: caffe2_pb2.OperatorDef, name: str) -> caffe2_pb2.NetDef:
-    """A copy of a step net, empty if there is none."""
-    found = argument(operator, name)
+    """A copy of a net that the operator is given, empty if there is none."""
     copy = caffe2_pb2.NetDef()
-    if found is not None and found.s:
-        # As nets made before 2018 have it.
-        text_format.Parse(found.s.decode(), copy)
-    elif found is not None:
-        copy.CopyFrom(found.n)
+    copy.CopyFrom(net_to_read(operator, name))
     return copy
+
+
+def net_to_read(operator: caffe2_pb2.OperatorDef, name: str) -> caffe2_pb2.NetDef:
+    """The net as it lies in the operator, to be read alone: a copy takes long. Of a step net that is text, a copy."""
+    found = argument(operator, name)
+    if found is None:
+        return caffe2_pb2.NetDef()
+    # As nets made before 2018 have it.
+    return text_format.Parse(found.s.decode(), caffe2_pb2.NetDef()) if found.s else found.n
 
 
 def has_nets(operator: caffe2_pb2.OperatorDef) -> bool:

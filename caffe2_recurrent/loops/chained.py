@@ -10,7 +10,7 @@ from typing import Dict, Iterable, List, Tuple
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.operator_arguments import STEP_NET, integer, net
+from caffe2_recurrent.operator_arguments import STEP_NET, integer, net, net_to_read
 from caffe2_recurrent.operators import LINK, copied
 from caffe2_recurrent.wiring import Link
 
@@ -52,4 +52,4 @@ def _opened(operators: Iterable[caffe2_pb2.OperatorDef]) -> List[caffe2_pb2.Oper
 
 
 def _is_chain(operator: caffe2_pb2.OperatorDef) -> bool:
-    return operator.type == "If" and net(operator, "then_net").name == CHAINED
+    return operator.type == "If" and net_to_read(operator, "then_net").name == CHAINED

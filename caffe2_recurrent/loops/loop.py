@@ -27,6 +27,7 @@ from caffe2_recurrent.operator_arguments import (
     RENAMED,
     STATES,
     STEP_NET,
+    net_to_read,
     remove_arguments,
     set_arguments,
 )
@@ -359,24 +360,24 @@ def has_backward_step(forward: caffe2_pb2.OperatorDef) -> bool:
 def stands_for_loop(operator: caffe2_pb2.OperatorDef) -> bool:
     """Whether it is an `If` with a loop for other numbers of steps than those that are written out in it, or for fewer
     sequences than there are parts of the batch."""
-    others = net_argument(operator, "else_net").op if operator.type == "If" else ()
+    others = net_to_read(operator, "else_net").op if operator.type == "If" else ()
     return any(other.type == OPERATOR for other in others) or is_in_parts(operator)
 
 
 def is_in_parts(operator: caffe2_pb2.OperatorDef) -> bool:
     """Whether it is an `If` that runs parts of the batch side by side."""
-    return operator.type == "If" and net_argument(operator, "then_net").name == IN_PARTS
+    return operator.type == "If" and net_to_read(operator, "then_net").name == IN_PARTS
 
 
 def laid_out_when_changed(operator: caffe2_pb2.OperatorDef) -> Sequence[caffe2_pb2.OperatorDef]:
     """The operators of an `If` that runs them when what they read has changed; none of another operator."""
-    net = net_argument(operator, "then_net") if operator.type == "If" else caffe2_pb2.NetDef()
+    net = net_to_read(operator, "then_net") if operator.type == "If" else caffe2_pb2.NetDef()
     return net.op if net.name == WHEN_CHANGED else []
 
 
 def is_optimised(forward: caffe2_pb2.OperatorDef) -> bool:
     """Whether it stands for a loop that rules may have changed: the step net's name tells its content."""
-    net = net_argument(forward, STEP_NET)
+    net = net_to_read(forward, STEP_NET)
     return bool(net.name == _name_by_content(net))
 
 

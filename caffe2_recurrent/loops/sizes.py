@@ -12,8 +12,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent import workspace_blobs
 from caffe2_recurrent.loops.loop import Loop, laid_out_when_changed, stands_for_loop
 from caffe2_recurrent.loops.shape_inference import Inference, Shape
-from caffe2_recurrent.operator_arguments import INITIAL, STATES, integers, strings
-from caffe2_recurrent.operator_arguments import net as net_argument
+from caffe2_recurrent.operator_arguments import INITIAL, STATES, integers, net_to_read, strings
 from caffe2_recurrent.operators import GRADIENT_OPERATOR, OPERATOR, is_on_onednn, read_before_written
 
 # In place of one: a prime, so that it is not taken for another size, or for a product of some.
@@ -136,8 +135,8 @@ def _as_before(operator: caffe2_pb2.OperatorDef) -> Iterable[caffe2_pb2.Operator
     laid_out = laid_out_when_changed(operator)
     if laid_out:
         return itertools.chain.from_iterable(map(_as_before, laid_out))
-    is_product = any(map(is_on_onednn, net_argument(operator, "then_net").op))
-    return net_argument(operator, "else_net").op if is_product or stands_for_loop(operator) else [operator]
+    is_product = any(map(is_on_onednn, net_to_read(operator, "then_net").op))
+    return net_to_read(operator, "else_net").op if is_product or stands_for_loop(operator) else [operator]
 
 
 def loop_outputs(operator: caffe2_pb2.OperatorDef, known: Mapping[str, Shape]) -> Dict[str, Shape]:

@@ -8,8 +8,7 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loops.loop import Loop, laid_out_when_changed
 from caffe2_recurrent.loops.parts import Surroundings
-from caffe2_recurrent.operator_arguments import net as net_argument
-from caffe2_recurrent.operator_arguments import nets_of
+from caffe2_recurrent.operator_arguments import net_to_read, nets_of
 from caffe2_recurrent.operators import GRADIENT_OPERATOR, LOOPS, SHOWING, copied, is_on_onednn
 
 # In place they change what a tensor looks like, not what it holds.
@@ -178,7 +177,7 @@ def _laying_out(net: caffe2_pb2.NetDef, position: int) -> List[caffe2_pb2.Operat
     found: List[caffe2_pb2.OperatorDef] = []
     in_front = itertools.chain.from_iterable(laid_out_when_changed(other) or [other] for other in net.op[:position])
     for operator in reversed(list(in_front)):
-        inside = net_argument(operator, "then_net").op if operator.type == "If" else []
+        inside = net_to_read(operator, "then_net").op if operator.type == "If" else []
         # What ends in a copy back is a product.
         stays_there = any(map(is_on_onednn, inside)) and all(other.type != "CopyIDEEPToCPU" for other in inside)
         if stays_there and not needed.isdisjoint(operator.output):

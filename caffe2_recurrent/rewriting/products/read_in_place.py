@@ -12,7 +12,7 @@ from typing import Container, Iterable, List, NamedTuple, Sequence, Set
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.operator_arguments import integers, net, set_arguments
+from caffe2_recurrent.operator_arguments import integers, net, net_to_read, set_arguments
 from caffe2_recurrent.operators import copied, is_on_onednn, renamed
 from caffe2_recurrent.rewriting.products import onednn
 from caffe2_recurrent.rewriting.products.net_products import GRADIENT
@@ -31,7 +31,7 @@ class Copy(NamedTuple):
 
 def gradients_read(operators: Iterable[caffe2_pb2.OperatorDef]) -> Set[str]:
     """What these call dY, of all products among operators of the outer net."""
-    instead = [other for operator in operators for other in net(operator, OTHERWISE).op]
+    instead = [other for operator in operators for other in net_to_read(operator, OTHERWISE).op]
     return {other.input[2] for other in instead if other.type == GRADIENT}
 
 
@@ -39,7 +39,7 @@ def copies(operators: Iterable[caffe2_pb2.OperatorDef], names: Container[str]) -
     """The copies of dY, as it is, that operators of the outer net make, by whichever of its names."""
     found = []
     for operator in operators:
-        inside = list(net(operator, BRANCH).op)
+        inside = list(net_to_read(operator, BRANCH).op)
         for copying in filter(_copies, inside):
             as_rows = _making(inside, copying)
             if [made.type for made in as_rows] == ["Alias", "Reshape"] and as_rows[0].input[0] in names:

@@ -17,8 +17,7 @@ from caffe2.python import core
 from caffe2_recurrent import processor
 from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.loops.parts import Keeping
-from caffe2_recurrent.operator_arguments import argument
-from caffe2_recurrent.operator_arguments import net as net_argument
+from caffe2_recurrent.operator_arguments import argument, net_to_read
 from caffe2_recurrent.operators import new_operator
 from caffe2_recurrent.rewriting.emit import ATEN, aten_is_missing
 
@@ -69,7 +68,7 @@ def set_in_first_step(loop: Loop) -> List[caffe2_pb2.OperatorDef]:
 
 def to_be_set(operators: Iterable[caffe2_pb2.OperatorDef]) -> List[str]:
     """The blobs that say so in the operators of a step."""
-    return [operator.input[0] for operator in operators if net_argument(operator, "then_net").name == IN_CHAIN]
+    return [operator.input[0] for operator in operators if net_to_read(operator, "then_net").name == IN_CHAIN]
 
 
 def sets(operator: caffe2_pb2.OperatorDef) -> bool:

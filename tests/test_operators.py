@@ -1,0 +1,45 @@
+"""Operators that are made without Caffe2's helpers, and the nets in them."""
+
+import pytest
+from caffe2.proto import caffe2_pb2
+from caffe2.python import core, utils
+
+from caffe2_recurrent import operator_arguments
+from caffe2_recurrent.operators import new_operator
+
+VALUES = [True, 3, -1, 2.0, 1.5, "NHWC", [1, 2], (1.0, 2.5), ["a", "b"], [], core.DataType.INT64]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=str)
+def test_arguments_are_those_of_caffe2s_helper(value):
+    made = new_operator("Concat", ["a"], ["b"], caffe2_pb2.OperatorDef(), axis=value)
+    assert list(made.arg) == [utils.MakeArgument("axis", value)]
+
+
+@pytest.fixture
+def inner():
+    return caffe2_pb2.NetDef(name="inner", op=[core.CreateOperator("Copy", ["a"], ["b"])])
+
+
+def test_a_net_to_be_read_is_the_one_in_the_operator(inner):
+    operator = core.CreateOperator("If", ["condition"], [], then_net=inner)
+    found = operator_arguments.net_to_read(operator, "then_net")
+    operator.arg[0].n.name = "changed"
+    assert found.name == "changed" and list(found.op) == list(inner.op)
+
+
+def test_a_copy_of_a_net_is_none_of_the_operators(inner):
+    operator = core.CreateOperator("If", ["condition"], [], then_net=inner)
+    copy = operator_arguments.net(operator, "then_net")
+    operator.arg[0].n.name = "changed"
+    assert copy == inner
+
+
+def test_step_nets_may_be_text(inner):
+    operator = core.CreateOperator("RecurrentNetwork", ["x"], ["y"], step_net=str(inner))
+    assert operator_arguments.net(operator, "step_net") == inner
+    assert operator_arguments.net_to_read(operator, "step_net") == inner
+
+
+def test_no_net_is_an_empty_one():
+    assert not operator_arguments.net_to_read(caffe2_pb2.OperatorDef(), "step_net").op
