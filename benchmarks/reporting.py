@@ -258,12 +258,22 @@ def _older(records: Sequence[Record], key: str) -> str:
     if not before:
         return ""
     if len(since) < len(before):
-        of_threads = [
-            "{cell} at {shape} with {threads} thread{s}".format(s="s" * (r["threads"] > 1), **r) for r in since
-        ]
-        return " in rows of {}; others are older, and without it".format(", ".join(dict.fromkeys(of_threads)))
+        return " in rows of {}; others are older, and without it".format("; ".join(_rows_in_words(since)))
     rows = ["{cell} at {shape}".format(**record) for record in before]
     return "; rows of {} are older, and without it".format(", ".join(dict.fromkeys(rows)))
+
+
+def _rows_in_words(records: Sequence[Record]) -> Iterator[str]:
+    """Which cells at which shapes with how many threads, those together that go together."""
+    cells: Dict[Tuple[str, int], Dict[str, None]] = {}
+    for record in records:
+        cells.setdefault((record["shape"], record["threads"]), {})[record["cell"]] = None
+    shapes: Dict[Tuple[Tuple[str, ...], int], List[str]] = {}
+    for (shape, threads), found in cells.items():
+        shapes.setdefault((tuple(found), threads), []).append(shape)
+    for (of_cells, threads), at in shapes.items():
+        plural = "s" * (threads > 1)
+        yield "{} at {} with {} thread{}".format(", ".join(of_cells), " and ".join(at), threads, plural)
 
 
 def _machine(results: Results) -> Iterator[str]:

@@ -315,6 +315,13 @@ def test_the_introduction_says_what_caffe2_and_optimize_were_told(key, value, sa
     assert said.split("`")[0] not in reporting.document(results_of([RECORD]))
 
 
+def test_newer_rows_that_go_together_are_named_together():
+    rows = [("LSTM", "a", 2), ("GRU", "a", 2), ("LSTM", "b", 2), ("GRU", "b", 2), ("LSTM", "a", 1), ("LSTM", "c", 2)]
+    newer = [{"cell": cell, "shape": shape, "threads": threads, "key": True} for cell, shape, threads in rows]
+    said = " in rows of LSTM, GRU at a and b with 2 threads; LSTM at a with 1 thread; LSTM at c with 2 threads; "
+    assert reporting._older(newer + 7 * [RECORD], "key") == said + "others are older, and without it"
+
+
 def test_threads_are_constant_until_a_net_is_optimised_for_another_number(monkeypatch):
     monkeypatch.setattr(layers, "_numbers", set())
     assert [layers._are_constant(threads) for threads in (2, 2, 1, 2)] == [True, True, False, False]
