@@ -45,20 +45,11 @@ def new_operator(
 ) -> caffe2_pb2.OperatorDef:
     """An operator between blobs of the given (full) names, on the device of the operator `beside`."""
     # There may be one for each operator of a step, and `CreateOperator` takes several times as long.
-    given = [_argument(name, value) for name, value in sorted(arguments.items())]
+    given = [caffe2_utils.MakeArgument(*argument) for argument in sorted(arguments.items())]
     made = caffe2_pb2.OperatorDef(name="", type=kind, input=inputs, output=outputs, arg=given)
     if beside.HasField("device_option"):
         made.device_option.CopyFrom(beside.device_option)
     return made
-
-
-def _argument(name: str, value: Any) -> caffe2_pb2.Argument:
-    """As `MakeArgument` makes it, which takes several times as long to find out what most values are."""
-    if type(value) in (bool, int):
-        return caffe2_pb2.Argument(name=name, i=value)
-    if type(value) is str:
-        return caffe2_pb2.Argument(name=name, s=value.encode())
-    return caffe2_utils.MakeArgument(name, value)
 
 
 def is_on_onednn(operator: caffe2_pb2.OperatorDef) -> bool:

@@ -1,19 +1,10 @@
-"""Operators that are made without Caffe2's helpers, and the nets in them."""
+"""The nets that operators are given."""
 
 import pytest
 from caffe2.proto import caffe2_pb2
-from caffe2.python import core, utils
+from caffe2.python import core
 
 from caffe2_recurrent import operator_arguments
-from caffe2_recurrent.operators import new_operator
-
-VALUES = [True, 3, -1, 2.0, 1.5, "NHWC", [1, 2], (1.0, 2.5), ["a", "b"], [], core.DataType.INT64]
-
-
-@pytest.mark.parametrize("value", VALUES, ids=str)
-def test_arguments_are_those_of_caffe2s_helper(value):
-    made = new_operator("Concat", ["a"], ["b"], caffe2_pb2.OperatorDef(), axis=value)
-    assert list(made.arg) == [utils.MakeArgument("axis", value)]
 
 
 @pytest.fixture
