@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
-from caffe2.python import core, gradient_checker, optimizer, workspace
+from caffe2.python import core, optimizer, workspace
 from caffe2.python.cnn import CNNModelHelper
 from caffe2.python.model_helper import ModelHelper
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import caffe2_checker
 import cells
 import comparing
 import step_memory
@@ -80,13 +81,10 @@ def test_random_sizes_lengths_and_options(data):
     changed.assert_right(data.draw(st.booleans()))
 
 
-CHECKER = {"step_size": 0.01, "threshold": 0.005, "print_net": False}
-
-
 def checked(cell, model, outputs, name):
     """Caffe2's checker on one blob; it wants outputs of one shape, so it gets those of all steps."""
     values = {cell.full_name(key): value for key, value in cell.values().items() if value.dtype == np.float32}
-    gradient_checker.NetGradientChecker.Check(model.net, [outputs[0]], values, cell.full_name(name), **CHECKER)
+    caffe2_checker.check(model.net, [outputs[0]], values, cell.full_name(name))
 
 
 @EVERY_CELL

@@ -8,13 +8,14 @@ import sys
 import numpy as np
 import pytest
 from caffe2.proto import caffe2_pb2
-from caffe2.python import brew, core, gradient_checker, optimizer, rnn_cell, workspace
+from caffe2.python import brew, core, optimizer, rnn_cell, workspace
 from caffe2.python.cnn import CNNModelHelper
 from caffe2.python.model_helper import ModelHelper
 from caffe2.python.modeling.parameter_sharing import ParameterSharing
 from hypothesis import given
 from hypothesis import strategies as st
 
+import caffe2_checker
 import comparing
 import numpy_loop
 import step_memory
@@ -103,10 +104,8 @@ def test_results_are_those_of_caffe2s_own_lstm(lengths, memory_optimization):
         np.testing.assert_array_equal(ours, their_gradients[name], err_msg=name)
 
 
-# Caffe2's own checker: one element after the other, in float32, so its bound is wider than the numpy loop's. It adds
-# the outputs up before it sums their elements, so those of one check must have the same shape.
+# Caffe2's own checker adds up the outputs of one check.
 SAME_SHAPE = [(0, 2), (1, 3)]
-CHECKER = {"step_size": 0.01, "threshold": 0.005, "print_net": False}
 
 
 def checked_values(case):
@@ -125,7 +124,7 @@ def test_caffe2s_gradient_checker_accepts_every_input_state_and_parameter(memory
     values = checked_values(case)
     assert set(values) == {"X", "hidden", "cell", *("lstm/" + name for name in PARAMETERS)}
     for name in values:
-        gradient_checker.NetGradientChecker.Check(model.net, [outputs[n] for n in positions], values, name, **CHECKER)
+        caffe2_checker.check(model.net, [outputs[n] for n in positions], values, name)
 
 
 def plant(net, gradient):
@@ -153,7 +152,7 @@ def test_caffe2s_gradient_checker_rejects_a_slope_five_percent_off(checked, grad
     values = checked_values(case)
     plant(model.net, gradient)
     with pytest.raises(AssertionError, match="Error in gradient check"):
-        gradient_checker.NetGradientChecker.Check(model.net, [outputs[0], outputs[2]], values, checked, **CHECKER)
+        caffe2_checker.check(model.net, [outputs[0], outputs[2]], values, checked)
 
 
 @pytest.mark.parametrize("executor", [True, False], ids=["executor", "plain"])
