@@ -1,4 +1,4 @@
-"""Caffe2's own check of a gradient: one element after the other, in float32; so its bound is wider than a numpy loop's."""
+"""Caffe2's own check of a gradient, one element after the other in float32: its bound is wider than a numpy loop's."""
 
 from collections import Counter
 
