@@ -34,7 +34,6 @@ operators/conv.hpp asks for such a result, too.
 """
 
 import contextlib
-import functools
 from typing import Collection, Iterable, List, Optional, Sequence
 
 import numpy as np
@@ -118,7 +117,7 @@ def tensors_stay(loop: Loop) -> bool:
     return not loop.surroundings.net_frees and not kept_results.missing()
 
 
-@functools.lru_cache(maxsize=None)
+@trial.known
 def are_right(inner: int, outer: int) -> bool:
     """Whether this Caffe2's oneDNN does with weights `[outer, inner]` as is said above, for any number of rows."""
     if onednn.is_missing():
