@@ -7,7 +7,7 @@ from caffe2.python import core, workspace
 import rewriting_support as support
 from caffe2_recurrent import LSTM, optimize
 from caffe2_recurrent.loops.shape_inference import Inference
-from caffe2_recurrent.loops.sizes import find_sizes
+from caffe2_recurrent.loops.sizes import Sizes, find_sizes
 from step_nets import N, T
 
 X = (T, N, 4)
@@ -57,6 +57,20 @@ def test_fills_are_as_large_as_they_are_in_a_run(operators):
     held = {blob: list(content) for blob, content in found.contents.items()}
     assert held == {blob: list(workspace.FetchBlob(blob)) for blob in held}
     assert ("shape" in held) is (operators is not LIKE_ITS_INPUT)
+
+
+@pytest.mark.parametrize("operators", FILLS, ids=lambda operators: operators[-1].type + str(len(operators)))
+def test_of_one_blob_only_those_are_followed_that_it_comes_of(operators, monkeypatch):
+    last = operators[-1].output[0]
+    # In the end its own are written to as well, and what is made of it.
+    others = [made("Copy", ["x"], ["copied"]), made("Copy", [last], ["later"]), made("Tanh", [last], [last])]
+    mixed = [others[0], *operators, *others[1:]]
+    sizes, expected, followed = Sizes({"x": X}), follow(mixed).shapes, []
+    for blob in expected.keys() | {"nobody_makes_it"}:
+        assert sizes.shape_behind(mixed, blob) == expected.get(blob), blob
+    monkeypatch.setattr(Inference, "follow", lambda self, given: followed.extend(given))
+    sizes.shape_behind(mixed, last)
+    assert followed == [*operators, others[-1]]
 
 
 @pytest.mark.parametrize(

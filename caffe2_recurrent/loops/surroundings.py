@@ -2,7 +2,7 @@
 
 import itertools
 from collections import Counter
-from typing import Dict, FrozenSet, Iterator, List, Mapping, Sequence, Set, Tuple
+from typing import Dict, FrozenSet, Iterable, Iterator, List, Mapping, Sequence, Set
 
 from caffe2.proto import caffe2_pb2
 
@@ -28,12 +28,14 @@ def add_surroundings(net: caffe2_pb2.NetDef, loops: Mapping[int, Loop], names: S
     """
     mentioned = Counter(itertools.chain.from_iterable(names))
     read = frozenset(blob for operator in net.op for blob in operator.input)
-    fed = read.difference(*map(_written_by, net.op))
+    written = [tuple(_written_by(operator)) for operator in net.op]
+    fed = read.difference(*written)
     is_in_order = net.type in ONE_BY_ONE
     for position, loop in loops.items():
         products = _products(net, {link.outer for link in loop.links})
         of_references = _products(net, loop.references)
         sinks = _sinks(net, loop, products)
+        others = _others(net, loop)
         loop.surroundings = Surroundings(
             products=products,
             of_references={place: made for place, made in of_references.items() if place not in products},
@@ -42,8 +44,8 @@ def add_surroundings(net: caffe2_pb2.NetDef, loops: Mapping[int, Loop], names: S
             ready=_ready(net, loop, sinks),
             laying_out=_laying_out(net, position),
             busy=_busy(net, loop, position),
-            read_outside=_read_outside(net, loop, names),
-            written_outside=_written_outside(net, loop),
+            read_outside=set(net.external_output).union(*(names[other] for other in others)),
+            written_outside=_written_outside(net, loop, others, written),
             fed=fed,
             net_frees=net.type == FREEING,
             is_in_order=is_in_order,
@@ -51,29 +53,25 @@ def add_surroundings(net: caffe2_pb2.NetDef, loops: Mapping[int, Loop], names: S
         )
 
 
-def _read_outside(net: caffe2_pb2.NetDef, loop: Loop, names: Sequence[FrozenSet[str]]) -> Set[str]:
-    """What others than the loop may read: the blobs of all other operators, of nets inside them too, and results."""
-    return set(net.external_output).union(*(names[position] for position, _ in _others(net, loop)))
-
-
-def _others(net: caffe2_pb2.NetDef, loop: Loop) -> Iterator[Tuple[int, caffe2_pb2.OperatorDef]]:
-    """The operators of the net that are not the loop's, with their positions."""
+def _others(net: caffe2_pb2.NetDef, loop: Loop) -> List[int]:
+    """The positions of the operators of the net that are not the loop's."""
     own = loop.outer_operators
-    for position, operator in enumerate(net.op):
-        # To compare two loops takes long.
-        if operator.type not in LOOPS or operator not in own:
-            yield position, operator
+    # To compare two loops takes long.
+    return [position for position, operator in enumerate(net.op) if operator.type not in LOOPS or operator not in own]
 
 
-def _written_outside(net: caffe2_pb2.NetDef, loop: Loop) -> Set[str]:
-    """The outputs of the loop that others write to, under whatever name."""
+def _written_outside(
+    net: caffe2_pb2.NetDef, loop: Loop, others: Iterable[int], written: Sequence[Sequence[str]]
+) -> Set[str]:
+    """The outputs of the loop that `others` write to, under whatever name."""
     shown = {output: output for output in loop.outputs}
     found: Set[str] = set()
-    for _, operator in _others(net, loop):
+    for position in others:
+        operator = net.op[position]
         if operator.type in SHOWING and operator.input[0] in shown:
             shown.update((blob, shown[operator.input[0]]) for blob in operator.output)
         elif operator.type not in RESHAPING:
-            found.update(shown[blob] for blob in _written_by(operator) if blob in shown)
+            found.update(shown[blob] for blob in written[position] if blob in shown)
     return found
 
 

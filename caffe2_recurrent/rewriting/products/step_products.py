@@ -118,7 +118,7 @@ def _transposing(loop: Loop, blob: str) -> Optional[caffe2_pb2.OperatorDef]:
 
 def weights_shape(loop: Loop, blob: str, sizes: Sizes) -> Optional[Shape]:
     """The shape of weights, also of those that another rule has made before the loop."""
-    return sizes.shape(blob) or sizes.made_by(loop.before).get(blob)
+    return sizes.shape(blob) or sizes.shape_behind(loop.before, blob)
 
 
 def read_product(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes, batch: Optional[int]) -> Product:
