@@ -341,3 +341,8 @@ def test_what_operators_make_is_known_whether_they_are_timed_or_not():
     assert known(1) == 1
     trial.forget()
     assert known(1) == 3
+
+
+def test_to_know_what_operators_make_nothing_is_timed():
+    known = trial.known(trial.are_wanted)
+    assert not known() and trial.are_wanted()

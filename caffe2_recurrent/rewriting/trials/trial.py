@@ -118,7 +118,14 @@ def remembered(function: Callable[..., Any]) -> Any:
 
 def known(function: Callable[..., Any]) -> Any:
     """A function that finds out what operators make here, timed or not, once for the same arguments, until `forget`."""
-    cached = functools.lru_cache(maxsize=None)(function)
+
+    @functools.lru_cache(maxsize=None)
+    @functools.wraps(function)
+    def cached(*arguments: Any) -> Any:
+        # What they are made of may be chosen by the clock elsewhere, for other sizes than those that it has here.
+        with trying(False):
+            return function(*arguments)
+
     _known.append(cached)
     return cached
 
