@@ -1,15 +1,15 @@
 """Recurrent networks for Caffe2: LSTM, MILSTM, LSTM with attention, and step nets of your own."""
 
 from importlib import import_module as _import_module
-from typing import TYPE_CHECKING, Any, List
+from typing import TYPE_CHECKING
 
 from caffe2_recurrent.installation import doctor_is_starting as _doctor_is_starting
 from caffe2_recurrent.installation import require_caffe2 as _require_caffe2
 
 __version__ = "0.1.0"
 
-# Not imported with the package, as a script that builds a net may need none of them and would wait for all: by their
-# names, the modules that have them.
+# By their names, the modules that have them. They are imported when they are first asked for: a script that builds a
+# net may need none of them, and would wait for all.
 _TOOLS = {
     "check_gradients": "gradient_check",
     "check_inputs": "input_check",
@@ -43,14 +43,14 @@ if TYPE_CHECKING:
     from caffe2_recurrent.viewing import describe, draw
 else:
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
         """A tool is imported when it is first asked for."""
         if name not in _TOOLS:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         globals()[name] = tool = getattr(_import_module(f"{__name__}.{_TOOLS[name]}"), name)
         return tool
 
-    def __dir__() -> List[str]:
+    def __dir__() -> list:
         return sorted({*globals(), *_TOOLS})
 
 
