@@ -8,6 +8,8 @@ import rewriting_support as support
 from caffe2_recurrent import LSTM, optimize
 from caffe2_recurrent.loops.shape_inference import Inference
 from caffe2_recurrent.loops.sizes import Sizes, find_sizes
+from caffe2_recurrent.rewriting.products.step_products import weights_shape
+from caffe2_recurrent.rewriting.trials.trial import lone_loop
 from step_nets import N, T
 
 X = (T, N, 4)
@@ -60,16 +62,17 @@ def test_fills_are_as_large_as_they_are_in_a_run(operators):
 
 
 @pytest.mark.parametrize("operators", FILLS, ids=lambda operators: operators[-1].type + str(len(operators)))
-def test_of_one_blob_only_those_are_followed_that_it_comes_of(operators, monkeypatch):
+def test_of_weights_only_the_operators_are_followed_that_make_them(operators, monkeypatch):
     last = operators[-1].output[0]
-    # In the end its own are written to as well, and what is made of it.
+    # In the end the blob itself is written to as well, and before that read.
     others = [made("Copy", ["x"], ["copied"]), made("Copy", [last], ["later"]), made("Tanh", [last], [last])]
-    mixed = [others[0], *operators, *others[1:]]
-    sizes, expected, followed = Sizes({"x": X}), follow(mixed).shapes, []
+    loop, sizes, followed = lone_loop(["x"]), Sizes({"x": X}), []
+    loop.before = [others[0], *operators, *others[1:]]
+    expected = follow(loop.before).shapes
     for blob in expected.keys() | {"nobody_makes_it"}:
-        assert sizes.shape_behind(mixed, blob) == expected.get(blob), blob
+        assert weights_shape(loop, blob, sizes) == expected.get(blob), blob
     monkeypatch.setattr(Inference, "follow", lambda self, given: followed.extend(given))
-    sizes.shape_behind(mixed, last)
+    weights_shape(loop, last, sizes)
     assert followed == [*operators, others[-1]]
 
 

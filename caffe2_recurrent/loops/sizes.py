@@ -56,15 +56,6 @@ class Sizes:
         """The shapes of what operators compute that a rule has put in front of a loop."""
         return self.behind(operators).shapes
 
-    def shape_behind(self, operators: Sequence[caffe2_pb2.OperatorDef], blob: str) -> Optional[Shape]:
-        """As `made_by` says of one blob, for which only those operators are followed that it comes of."""
-        leading, needed = [], {blob}
-        for operator in reversed(operators):
-            if not needed.isdisjoint(operator.output):
-                leading.append(operator)
-                needed.update(operator.input)
-        return self.made_by(leading[::-1]).get(blob)
-
     def behind(self, operators: Sequence[caffe2_pb2.OperatorDef]) -> Inference:
         """What is known once they have run."""
         inference = Inference(self._shapes)

@@ -14,6 +14,7 @@ from caffe2_recurrent.rewriting import calling_thread
 from caffe2_recurrent.rewriting.products import onednn, product_ways, thread_numbers
 from caffe2_recurrent.rewriting.products.product import LAST_TWO, Product
 from caffe2_recurrent.rewriting.products.step_subject import subject_of
+from caffe2_recurrent.rewriting.steps import dataflow
 from caffe2_recurrent.rewriting.steps.rows import FEATURES
 from caffe2_recurrent.rewriting.trials import trial
 from caffe2_recurrent.rewriting.trials.timing import Seconds, Subject
@@ -118,7 +119,12 @@ def _transposing(loop: Loop, blob: str) -> Optional[caffe2_pb2.OperatorDef]:
 
 def weights_shape(loop: Loop, blob: str, sizes: Sizes) -> Optional[Shape]:
     """The shape of weights, also of those that another rule has made before the loop."""
-    return sizes.shape(blob) or sizes.shape_behind(loop.before, blob)
+    shape = sizes.shape(blob)
+    if shape:
+        return shape
+    # It is asked for often, and what else stands in front of the loop says nothing of it.
+    made_of = [loop.before[position] for position in dataflow.leading_to(loop.before, [blob])]
+    return sizes.made_by(made_of).get(blob)
 
 
 def read_product(loop: Loop, operator: caffe2_pb2.OperatorDef, sizes: Sizes, batch: Optional[int]) -> Product:
