@@ -18,6 +18,7 @@ from caffe2_recurrent import LSTM, describe, recurrent_net, set_rnn_executor_con
 from caffe2_recurrent.viewing.kept import Place
 from caffe2_recurrent.viewing.tensors import Tensor, infer
 from errors_support import listed
+from every_pair import every_pair
 
 # The text
 
@@ -241,6 +242,7 @@ VARIANTS = {
 }
 
 
+@every_pair
 @pytest.mark.parametrize("optimised", [False, True], ids=["as built", "optimised"])
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=list(VARIANTS))
 @pytest.mark.parametrize("cell", cells.CELLS, ids=lambda cell: cell.name)

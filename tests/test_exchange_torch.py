@@ -21,6 +21,7 @@ from caffe2_recurrent.exchange import torch_weights
 from caffe2_recurrent.operator_arguments import argument
 from caffe2_recurrent.problems import names
 from errors_support import listed
+from every_pair import every_pair
 from exchanged_lstms import DIRECTIONS, FORGET_BIAS, LAYERS, Stack, assert_brought_back, bits, gates, refused, weights
 
 NAMES = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
@@ -87,6 +88,7 @@ class Full(Stack):
 # The same numbers come out.
 
 
+@every_pair
 @LAYERS
 @DIRECTIONS
 @FORGET_BIAS
@@ -101,6 +103,7 @@ def test_to_torch(layers, bidirectional, forget_bias, lengths):
     assert_same(stack, model, outputs, module)
 
 
+@every_pair
 @LAYERS
 @DIRECTIONS
 @FORGET_BIAS

@@ -20,6 +20,7 @@ import comparing
 from caffe2_recurrent import GRU, LSTM, export_onnx, files, lstm_from_torch, optimize
 from caffe2_recurrent.exchange import onnx_graph, onnx_lstm
 from errors_support import listed
+from every_pair import every_pair
 from exchanged_lstms import DIRECTIONS, FORGET_BIAS, LAYERS, Stack, refused
 
 TOLERANCE = 2e-6
@@ -69,6 +70,7 @@ def test_sequences_of_full_length(layers, bidirectional, forget_bias, path):
     assert_same(path, model, outputs)
 
 
+@every_pair
 @LAYERS
 @DIRECTIONS
 @pytest.mark.parametrize("drop_states", [False, True], ids=["states kept", "states dropped"])
@@ -197,6 +199,7 @@ def test_the_comparison_notices_the_ends_that_onnx_has(planted, path, monkeypatc
 # What is in the file.
 
 
+@every_pair
 @LAYERS
 @DIRECTIONS
 @pytest.mark.parametrize("lengths", [None, [4, 2, 1]], ids=["full", "lengths"])

@@ -14,6 +14,7 @@ import step_nets
 import viewing_support as support
 from caffe2_recurrent import GRU, LSTM, MILSTM, LSTMWithAttention, check_inputs, optimize, recurrent_net
 from errors_support import listed, snapshot
+from every_pair import every_pair
 
 T, N, D_IN, D = 5, 2, 3, 4
 
@@ -278,6 +279,7 @@ VARIANTS = {
 }
 
 
+@every_pair
 @pytest.mark.parametrize("optimised", [False, True], ids=["as built", "optimised"])
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=list(VARIANTS))
 @pytest.mark.parametrize("cell", cells.CELLS, ids=lambda cell: cell.name)

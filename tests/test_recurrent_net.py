@@ -11,6 +11,7 @@ import comparing
 import rewriting_support as support
 import step_nets
 from caffe2_recurrent import check_gradients, recurrent_net
+from every_pair import every_pair
 
 ALL = step_nets.AS_CAFFE2 + step_nets.MENDED
 
@@ -177,6 +178,7 @@ def seen_twice(step, others):
         yield step_net
 
 
+@every_pair
 @pytest.mark.parametrize("rewrite", [None, support.Optimised()], ids=["as built", "optimised"])
 @pytest.mark.parametrize("outputs_with_grads", [(0,), "auto"])
 @pytest.mark.parametrize("others", [0, 1], ids=["alone", "with another sequence"])

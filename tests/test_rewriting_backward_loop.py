@@ -19,6 +19,7 @@ from caffe2_recurrent.operators import LINK, is_backward_of
 from caffe2_recurrent.rewriting import backward_pass
 from caffe2_recurrent.rewriting.steps import step_counts
 from cells import CELLS
+from every_pair import every_pair
 from test_random_step_nets import drawn_options, seeds
 from test_rewriting_onednn import feed_parameters
 from test_rewriting_random import assert_drawn_cell_right, assert_step_net_right, chosen_rules
@@ -67,6 +68,7 @@ def test_cells_have_the_values_and_gradients_of_a_numpy_loop(cell, rules):
     assert fired or cell.name.startswith("attention") or (rules and "gru" in cell.name), reasons
 
 
+@every_pair
 @EVERY_STEP_NET
 @RULES
 @pytest.mark.parametrize("executor", [True, False], ids=["executor", "plain"])

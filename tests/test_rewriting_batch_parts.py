@@ -31,6 +31,7 @@ from caffe2_recurrent.rewriting.batch_parts import parting, regions, side_by_sid
 from caffe2_recurrent.rewriting.batch_parts.bounds import Layout
 from caffe2_recurrent.rewriting.trials.timing import Seconds
 from cells import CELLS
+from every_pair import every_pair
 from in_parts import EVERY_NUMBER, SIZES, parted
 from test_random_step_nets import seeds
 from test_rewriting_unchanged_weights import assert_runs_see, parameters
@@ -51,6 +52,7 @@ def flag():
 # ------------------------------------------------------------------------------------------------ values and gradients
 
 
+@every_pair
 @EVERY_NUMBER
 @support.EVERY_LSTM
 @pytest.mark.parametrize("rules", [None, []], ids=["all rules", "no rules"])

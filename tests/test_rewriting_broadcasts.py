@@ -8,6 +8,7 @@ import step_nets
 from caffe2_recurrent import optimize, recurrent_net
 from caffe2_recurrent.rewriting.elementwise import vectorised
 from caffe2_recurrent.rewriting.rules import broadcasts
+from every_pair import every_pair
 from onednn_support import leaving_no_trace
 from step_nets import D, N, T
 from test_rewriting_rules import EXECUTOR, loop_of, reasons_in, set_argument, why
@@ -40,6 +41,7 @@ def test_values_and_gradients(rules, executor):
     assert not {"Add", "Mul"} & set(kinds(net)) and "ATen" in kinds(net)
 
 
+@every_pair
 @every_attention
 @WITH
 def test_attention(cell, variant, rules):

@@ -12,6 +12,7 @@ from caffe2_recurrent.rewriting.products import kept_filters, thread_numbers
 from caffe2_recurrent.rewriting.products.kept_filters import KEPT_FILTERS
 from caffe2_recurrent.rewriting.rules import packed_products
 from caffe2_recurrent.rewriting.steps import step_counts
+from every_pair import every_pair
 from test_rewriting_chained_steps import FLAG, NO_FLAG, RULE
 from test_rewriting_kept_filters import (
     ALL,
@@ -63,6 +64,7 @@ def operators_of(net):
 # ------------------------------------------------------------------------------------------------------ from run to run
 
 
+@every_pair
 @FLAGS
 @pytest.mark.parametrize("kind", ["simple", "dag", "async_scheduling"])
 @pytest.mark.parametrize("lengths", [False, True], ids=["whole", "lengths"])

@@ -17,6 +17,7 @@ from caffe2_recurrent.rewriting.rules import ended_sequences, lstm_unit
 from caffe2_recurrent.rewriting.rules.ended_sequences import CLOSING
 from caffe2_recurrent.wiring import Link
 from cells import CELLS
+from every_pair import every_pair
 from onednn_support import assert_cell
 from test_rewriting_onednn import feed_parameters
 from test_rewriting_rules import EXECUTOR, SHAPES, lstm_loop, made, named, reasons_in, why
@@ -61,6 +62,7 @@ def before_and_after(rules, executor=True, change=lambda: None, **options):
     return (*found, model.net)
 
 
+@every_pair
 @EVERY_OPTION
 @RULES
 @EXECUTOR
@@ -77,6 +79,7 @@ def test_gates_that_were_kept_in_the_sequence(options, rules, executor):
     support.assert_same(found, expected)
 
 
+@every_pair
 @pytest.mark.parametrize("form", [*FORMS, ByKind], ids=lambda form: form.__name__)
 @pytest.mark.parametrize("trains", [True, False])
 @pytest.mark.parametrize("drop_states", [True, False])

@@ -17,6 +17,7 @@ from caffe2_recurrent.rewriting.rules.filters_over_steps import AS_IT_IS, WITH_F
 from caffe2_recurrent.rewriting.trials import trial
 from caffe2_recurrent.rewriting.trials.timing import Seconds
 from cells import CELLS
+from every_pair import every_pair
 from test_rewriting_packed_products import assert_rows_stay_apart
 from test_rewriting_unchanged_weights import (
     as_built,
@@ -60,6 +61,7 @@ def test_cells_have_the_values_of_a_numpy_loop(cell, weights_by_name):
     assert lines.counts[RULE] >= 2, lines.reasons
 
 
+@every_pair
 @RULES
 @pytest.mark.parametrize("kind", ["simple", "dag", "async_scheduling"])
 @pytest.mark.parametrize("lengths", [False, True], ids=["whole", "lengths"])

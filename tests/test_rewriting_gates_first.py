@@ -27,6 +27,7 @@ from caffe2_recurrent.rewriting.rules.gates_first import Size
 from caffe2_recurrent.rewriting.steps import columns
 from caffe2_recurrent.rewriting.trials import trial
 from caffe2_recurrent.rewriting.trials.timing import Seconds
+from every_pair import every_pair
 from onednn_support import inner_nets, leaving_no_trace, numbers_matter, promise_constant_threads
 from step_nets import D, N, T
 from test_rewriting_onednn import with_other_weights
@@ -134,6 +135,7 @@ def test_steps(step, rules):
         assert workspace.FetchBlob("m").ndim == 2
 
 
+@every_pair
 @pytest.mark.parametrize("transposed", [[], ["transposed_weights"]], ids=["rows", "columns"])
 @pytest.mark.parametrize("options", [{}, {"forget_bias": -0.5}, {"outputs_with_grads": "auto"}], ids=str)
 @pytest.mark.parametrize("following", [[], ["gradient_buffer"], None], ids=["alone", "gradient_buffer", "all rules"])

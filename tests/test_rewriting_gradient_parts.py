@@ -9,6 +9,7 @@ from caffe2_recurrent import optimize, recurrent_net
 from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.rewriting.rules import RULES
 from caffe2_recurrent.rewriting.steps.rows import repeats
+from every_pair import every_pair
 from step_nets import D, N, T
 from test_rewriting_rules import EVERY_STEP_NET, EXECUTOR, loop_of, made, reasons_in, set_argument, why
 from test_rewriting_sequence_bias import Net
@@ -36,6 +37,7 @@ def gradients_inside(net):
     return [operator.type for operator in support.backward_step(net).op if "p_grad" in operator.output]
 
 
+@every_pair
 @EXECUTOR
 @EVERY_KIND
 @pytest.mark.parametrize("first", [False, True], ids=["second", "first"])

@@ -16,6 +16,7 @@ from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.rewriting.rules import RULES, gru_unit
 from caffe2_recurrent.rewriting.rules.parameter_gradients import ParameterGradients
 from cells import CELLS, D, N, T
+from every_pair import every_pair
 from rewriting_support import Optimised
 from step_nets import Maker, scoped
 
@@ -61,6 +62,7 @@ def types(net, step="step_net"):
     ]
 
 
+@every_pair
 @EVERY_GRU
 @EXECUTOR
 @pytest.mark.parametrize("lengths", [None, [0, 0], [T, 0], [1, T]], ids=str)
@@ -102,6 +104,7 @@ def test_forward_only(cell, drop_states):
     assert report.counts["gru_unit"] == 1
 
 
+@every_pair
 @pytest.mark.parametrize("cell", GRUS, ids=lambda cell: cell.name)
 @EXECUTOR
 @pytest.mark.parametrize("drop_states", [False, True], ids=["keep", "drop"])
@@ -307,6 +310,7 @@ def assert_step_net_is_right(step_net, **how):
     return report, net
 
 
+@every_pair
 @pytest.mark.parametrize("make", HAND_MADE, ids=lambda make: make.__name__)
 @EXECUTOR
 @pytest.mark.parametrize("rules", [None, ["gru_unit"]], ids=["all", "alone"])

@@ -17,6 +17,7 @@ from caffe2_recurrent.rewriting.rules import joined_sequence, products_over_step
 from caffe2_recurrent.rewriting.rules.joined_sequence import Size
 from caffe2_recurrent.rewriting.trials.timing import Seconds, Subject, result
 from caffe2_recurrent.wiring import Link
+from every_pair import every_pair
 from made_up_clock import make_up_clock
 from onednn_support import EVERY_CELL, assert_cell, leaving_no_trace, make_up, make_up_gain
 from step_nets import D, N, T
@@ -145,6 +146,7 @@ def test_a_dry_run_leaves_the_net(rules):
     assert net.Proto().SerializeToString() == before
 
 
+@every_pair
 @pytest.mark.parametrize("form", [*FORMS, "all rules"])
 @EXECUTOR
 @pytest.mark.parametrize("options", biases.OPTIONS, ids=str)
@@ -275,6 +277,7 @@ TWICE = {
 }
 
 
+@every_pair
 @pytest.mark.parametrize("step, shape", TWICE.values(), ids=TWICE)
 @pytest.mark.parametrize("rules", [["sequence_operators", *PLAIN], None], ids=["alone", "all rules"])
 @pytest.mark.parametrize("options", [{}, {"outputs_with_grads": "auto"}, {"forward_only": True}], ids=str)

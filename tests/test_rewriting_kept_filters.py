@@ -54,6 +54,7 @@ from caffe2_recurrent.rewriting.steps import step_counts
 from caffe2_recurrent.rewriting.trials import trial
 from caffe2_recurrent.rewriting.trials.timing import Seconds
 from cells import CELLS
+from every_pair import every_pair
 from numpy_lstm import Case
 from onednn_support import assert_cell, assert_placed, force, in_ifs, inner_nets, leaving_no_trace, make_up, on_onednn
 from test_rewriting_onednn import adam, trained
@@ -148,6 +149,7 @@ def emptying(net, workspaces):
 # --------------------------------------------------------------------------------------------------------------- values
 
 
+@every_pair
 @EVERY_CELL
 @RULES
 @NUMBERS
@@ -160,6 +162,7 @@ def test_cells_have_the_values_of_a_numpy_loop(cell, rules):
     assert lines.counts[unchanged_weights.RULE] == 2, lines.reasons
 
 
+@every_pair
 @NUMBERS
 @EVERY_STEP_NET
 @RULES
@@ -194,6 +197,7 @@ def test_rows_that_are_no_numbers():
 # ------------------------------------------------------------------------------------------------------ from run to run
 
 
+@every_pair
 @RULES
 @NUMBERS
 @pytest.mark.parametrize("kind", ["simple", "dag", "async_scheduling"])
@@ -664,6 +668,7 @@ def test_cells_that_train(name, variant):
     assert rewrite.report.counts[RULE] or not IS_RIGHT
 
 
+@every_pair
 @NUMBERS
 @EVERY_STEP_NET
 @pytest.mark.usefixtures("two_loops")
@@ -712,6 +717,7 @@ def test_weights_of_the_backward_pass_are_transposed_by_onednn(monkeypatch, most
     assert (len(turned), len(transposed)) == ((IS_RIGHT, 0) if most else (0, IS_RIGHT))
 
 
+@every_pair
 @pytest.mark.usefixtures("two_loops")
 @pytest.mark.parametrize("builder", [LSTM, MILSTM], ids=lambda builder: builder.__name__)
 @pytest.mark.parametrize("kind", ["simple", "dag", "async_scheduling"])

@@ -15,6 +15,7 @@ from caffe2_recurrent.rewriting.emit import is_aten
 from caffe2_recurrent.rewriting.products import fixed_rows
 from caffe2_recurrent.rewriting.rules import kept_rows, unrolled_steps
 from cells import CELLS
+from every_pair import every_pair
 from test_rewriting_unchanged_weights import (
     as_built,
     assert_a_predictor_needs_the_weights_alone,
@@ -69,6 +70,7 @@ def test_lstms_are_among_those_cells(weights_by_name):
     assert lines.counts[RULE] == 1
 
 
+@every_pair
 @RULES
 @pytest.mark.parametrize("kind", ["simple", "dag", "async_scheduling"])
 @pytest.mark.parametrize("lengths", [False, True], ids=["whole", "lengths"])

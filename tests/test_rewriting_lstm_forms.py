@@ -21,6 +21,7 @@ from caffe2_recurrent.rewriting.emit import is_aten
 from caffe2_recurrent.rewriting.rules import lstm_unit
 from caffe2_recurrent.rewriting.trials.timing import Seconds
 from cells import CELLS
+from every_pair import every_pair
 from onednn_support import assert_cell, leaving_no_trace
 
 RULE = "lstm_unit"
@@ -57,6 +58,7 @@ OPTIONS = {
 WITH_FACTORS = [OPTIONS[name] for name in ("no lengths", "lengths", "zeros past the end", "forget bias")]
 
 
+@every_pair
 @pytest.mark.parametrize("multiplies", [True, False], ids=["ATen's products", "Caffe2's products"])
 @pytest.mark.parametrize("rules", [[RULE], None], ids=["by itself", "all rules"])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))

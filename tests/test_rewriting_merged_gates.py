@@ -10,6 +10,7 @@ from caffe2_recurrent.operators import is_on_onednn
 from caffe2_recurrent.rewriting.products import onednn
 from caffe2_recurrent.rewriting.rules import RULES, merged_gates
 from caffe2_recurrent.rewriting.trials.timing import Seconds
+from every_pair import every_pair
 from onednn_support import assert_cell, force, leaving_no_trace
 from step_nets import D, N, T
 from test_rewriting_rules import EXECUTOR, forward, loop_of, made, reasons_in, set_argument, why
@@ -109,6 +110,7 @@ def make_up(monkeypatch, as_it_is, merged):
 # Values.
 
 
+@every_pair
 @EXECUTOR
 @WITH
 @STEPS

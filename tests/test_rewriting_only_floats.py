@@ -9,6 +9,7 @@ from caffe2_recurrent import optimize
 from caffe2_recurrent.rewriting.elementwise import only_floats
 from caffe2_recurrent.rewriting.products import separate_rows
 from caffe2_recurrent.rewriting.products.product_ways import NNPACK
+from every_pair import every_pair
 from onednn_support import force
 from test_rewriting_onednn import SAFE
 
@@ -39,6 +40,7 @@ def refused(model, blob, kind):
     return str(refusal.value)
 
 
+@every_pair
 @pytest.mark.parametrize("blob", FED)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rules", RULES.values(), ids=list(RULES))
@@ -50,6 +52,7 @@ def test_other_kinds_are_refused_as_before(gradients, rules, kind, blob):
     refused(model, blob, kind)
 
 
+@every_pair
 @pytest.mark.parametrize("way", [*SAFE, NNPACK])
 @pytest.mark.parametrize("rules", [None, ["packed_products"]], ids=["all", "in steps"])
 @pytest.mark.parametrize("blob", FED)

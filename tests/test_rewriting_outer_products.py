@@ -8,6 +8,7 @@ from caffe2.python.model_helper import ModelHelper
 
 import rewriting_support as support
 from caffe2_recurrent import LSTMWithAttention, optimize
+from every_pair import every_pair
 from step_nets import D, N, T
 from test_rewriting_onednn import feed_parameters
 from test_rewriting_rules import EXECUTOR, loop_of, made, reasons_in, set_argument, why
@@ -47,6 +48,7 @@ def test_values_and_gradients(step, rules, executor):
     assert loop_of(net).gradient.parameters == []
 
 
+@every_pair
 @every_attention
 @WITH
 def test_attention(cell, variant, rules):

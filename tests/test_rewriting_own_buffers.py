@@ -18,6 +18,7 @@ from caffe2_recurrent.rewriting.batch_parts import own_buffers, side_by_side
 from caffe2_recurrent.rewriting.engine_blobs import CONVOLUTION_BUFFERS
 from caffe2_recurrent.rewriting.products.product_ways import NNPACK
 from cells import CELLS
+from every_pair import every_pair
 from in_parts import EVERY_NUMBER, parted
 from onednn_support import force
 from test_random_step_nets import seeds
@@ -50,6 +51,7 @@ def scopes(model):
 # Values and gradients.
 
 
+@every_pair
 @EVERY_NUMBER
 @support.EVERY_LSTM
 @CHOSEN

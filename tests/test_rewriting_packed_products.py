@@ -14,6 +14,7 @@ from caffe2_recurrent.rewriting.elementwise import vectorised
 from caffe2_recurrent.rewriting.products import onednn, product_ways, step_products
 from caffe2_recurrent.rewriting.products.product_ways import NNPACK
 from caffe2_recurrent.rewriting.trials.timing import result
+from every_pair import every_pair
 from numpy_lstm import Case
 from onednn_support import EVERY_CELL, assert_cell, force
 from step_nets import Maker
@@ -42,6 +43,7 @@ def test_cells(name, variant, rules, way):
     assert rewrite.report.counts[RULE]
 
 
+@every_pair
 @EVERY_STEP_NET
 @CHOSEN
 @EXECUTOR

@@ -15,6 +15,7 @@ from caffe2_recurrent.rewriting.sequences import masks, padding
 from caffe2_recurrent.rewriting.trials import trial
 from caffe2_recurrent.rewriting.trials.timing import result
 from caffe2_recurrent.wiring import Link
+from every_pair import every_pair
 from onednn_support import leaving_no_trace
 from test_rewriting_ended_sequences import ALL_SHAPES, LENGTHS, SLICE
 from test_rewriting_onednn import feed_parameters
@@ -72,6 +73,7 @@ def puts_aside(net):
     return [operator for operator in support.step(net).op if b"where" in [given.s for given in operator.arg]]
 
 
+@every_pair
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
 @pytest.mark.parametrize("rules", [None, WITHOUT_ENDS], ids=["all rules", "no ends"])
 @pytest.mark.parametrize("value", [None, np.nan, np.inf])
@@ -320,6 +322,7 @@ def with_unit(kind, sees_padding, rewrite, **options):
     return [workspace.FetchBlob(str(blob)) for blob in [*outputs[: 2 * len(links)], *gradients]]
 
 
+@every_pair
 @pytest.mark.parametrize("options", [{}, {"forward_only": True}], ids=["training", "forward only"])
 @pytest.mark.parametrize("rules", [["lstm_unit", "gru_unit"], None], ids=["alone", "all rules"])
 @pytest.mark.parametrize("sees_padding", [False, True], ids=["the slice itself", "another state sees it"])

@@ -28,6 +28,7 @@ from caffe2_recurrent.rewriting.rules import RULES, products_over_steps
 from caffe2_recurrent.rewriting.rules.products_over_steps import Size
 from caffe2_recurrent.rewriting.trials import trial
 from caffe2_recurrent.rewriting.trials.timing import Seconds, result
+from every_pair import every_pair
 from net_products_support import (
     GRADIENT,
     PRODUCT,
@@ -360,6 +361,7 @@ def test_layouts_as_convolutions(monkeypatch):
     assert not any(layout.convolved for layout in layouts(GRADIENT, 16, 1))
 
 
+@every_pair
 @pytest.mark.parametrize("outer", [1, 2, 3, 16, 17])
 @pytest.mark.parametrize("inner", [1, 2, 17])
 @pytest.mark.parametrize("rows", [1, 2, 17, 33])

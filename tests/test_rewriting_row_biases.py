@@ -18,6 +18,7 @@ from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.rewriting import unrolled
 from caffe2_recurrent.rewriting.products import row_biases
 from cells import CELLS
+from every_pair import every_pair
 from test_rewriting_unrolled_steps import ALL, EVERY_STEP_NET, RULE, branches
 
 pytestmark = pytest.mark.usefixtures("unrolled_steps")
@@ -68,6 +69,7 @@ def test_cells_have_the_values_and_gradients_of_a_numpy_loop(cell, rules):
     assert fired, lines.reasons
 
 
+@every_pair
 @EVERY_STEP_NET
 @RULES
 @pytest.mark.parametrize("forward_only", [True, False], ids=["forward", "training"])

@@ -22,6 +22,7 @@ from caffe2_recurrent.rewriting.sequences import over_steps
 from caffe2_recurrent.rewriting.trials import trial
 from caffe2_recurrent.rewriting.trials.timing import Seconds
 from cells import CELLS
+from every_pair import every_pair
 from onednn_support import leaving_no_trace, make_up
 from step_nets import Maker
 
@@ -100,6 +101,7 @@ def test_each_rule_alone_keeps_values_and_gradients(make):
             support.assert_same(comparing.run(recurrent_net, make(), executor=False), expected)
 
 
+@every_pair
 @pytest.mark.parametrize("rule", OURS)
 @pytest.mark.parametrize("lengths", [True, False], ids=["lengths", "no lengths"])
 @pytest.mark.parametrize("gates", GATES_OF_LSTM)
@@ -877,6 +879,7 @@ def test_executor_threads_leaves_what_was_set():
     assert optimize(model, ["executor_threads"]).total == 0
 
 
+@every_pair
 @pytest.mark.parametrize("forward_only", [True, False], ids=["forward only", "training"])
 @pytest.mark.parametrize("drop_states", [True, False], ids=["dropped", "kept"])
 @pytest.mark.parametrize("cell", ["LSTM", "GRU"])

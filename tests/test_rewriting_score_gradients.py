@@ -9,6 +9,7 @@ from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.rewriting.rules import RULES, score_gradients
 from caffe2_recurrent.rewriting.rules.score_gradients import AS_IT_IS, ATENS, CAFFE2S
 from caffe2_recurrent.rewriting.trials.timing import Seconds
+from every_pair import every_pair
 from onednn_support import leaving_no_trace
 from step_nets import D, N, T
 from test_rewriting_outer_products import decoder
@@ -98,6 +99,7 @@ def kinds(net):
 # Values.
 
 
+@every_pair
 @EXECUTOR
 @WITH
 @SUMS
@@ -121,6 +123,7 @@ def test_an_aten_that_does_not_repeat(step, executor, monkeypatch):
     assert kinds(net).count("ATen") >= 2
 
 
+@every_pair
 @every_attention
 @WITH
 @SUMS

@@ -14,6 +14,7 @@ from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.rewriting.elementwise import vectorised
 from caffe2_recurrent.rewriting.rules import RULES, lstm_unit
 from caffe2_recurrent.wiring import Link
+from every_pair import every_pair
 from onednn_support import EVERY_CELL, assert_cell
 from step_nets import D, Maker, N, T
 from test_rewriting_rules import EXECUTOR, loop_of, lstm_loop, made, named, reasons_in, set_argument, why
@@ -311,6 +312,7 @@ OPTIONS = [
 ]
 
 
+@every_pair
 @EVERY_FORM
 @EXECUTOR
 @pytest.mark.parametrize("options", OPTIONS, ids=str)

@@ -9,6 +9,7 @@ import rewriting_support as support
 from caffe2_recurrent import optimize
 from caffe2_recurrent.loops.parts import State
 from caffe2_recurrent.wiring import Link
+from every_pair import every_pair
 from step_nets import D, scoped
 from test_rewriting_rules import EXECUTOR, SHAPES, loop_of, lstm_loop, made, reasons_in, why
 from test_rewriting_sequence_bias import SEQUENCE, Net
@@ -60,6 +61,7 @@ def options_of(step, way):
     return {"forward_only": True} if way == "forward only" else {}
 
 
+@every_pair
 @EXECUTOR
 @RULES
 @pytest.mark.parametrize("way", ["kept", "recomputed", "forward only"])

@@ -22,6 +22,7 @@ from caffe2_recurrent.rewriting.trials import trial
 from caffe2_recurrent.rewriting.trials.timing import Seconds
 from caffe2_recurrent.scratch_workspace import scratch_workspace
 from cells import CELLS
+from every_pair import every_pair
 from onednn_support import force
 from test_rewriting_onednn import feed_parameters
 
@@ -131,6 +132,7 @@ def test_step_nets_have_the_values_of_a_numpy_loop(make, rules):
     comparing.assert_outputs_and_gradients(step_net, outputs, {}, forward_only=True)
 
 
+@every_pair
 @RULES
 @pytest.mark.parametrize("kind", ["simple", "dag", "async_scheduling"])
 @pytest.mark.parametrize("lengths", [False, True], ids=["whole", "lengths"])

@@ -22,6 +22,7 @@ from caffe2_recurrent.rewriting.rules.unrolled_steps import AS_IT_IS, UNROLLED
 from caffe2_recurrent.rewriting.trials import trial
 from caffe2_recurrent.rewriting.trials.timing import Seconds, prepared
 from cells import CELLS
+from every_pair import every_pair
 from test_random_step_nets import drawn_options, seeds
 from test_rewriting_onednn import feed_parameters
 from test_rewriting_random import assert_drawn_cell_right, assert_step_net_right, chosen_rules
@@ -66,6 +67,7 @@ def test_cells_have_the_values_and_gradients_of_a_numpy_loop(cell, rules):
     assert fired or cell.name.startswith("attention"), reasons
 
 
+@every_pair
 @EVERY_STEP_NET
 @RULES
 @pytest.mark.parametrize("forward_only", [True, False], ids=["forward", "training"])
@@ -128,6 +130,7 @@ def test_an_error_in_the_backward_pass_is_found(monkeypatch):
 # ------------------------------------------------------------------------------------------------------------- its nets
 
 
+@every_pair
 @pytest.mark.parametrize("options", [{}, {"lengths": True}, support.RECOMPUTED], ids=["built", "lengths", "recomputed"])
 @GRADIENTS
 @RULES

@@ -8,6 +8,7 @@ from caffe2_recurrent import optimize
 from caffe2_recurrent.rewriting.rules import vector_products
 from caffe2_recurrent.rewriting.rules.vector_products import AS_IT_IS, AS_THEY_LIE, LAID_OUT, Size
 from caffe2_recurrent.rewriting.trials.timing import Seconds, result
+from every_pair import every_pair
 from onednn_support import assert_cell, leaving_no_trace
 from step_nets import D, N
 from test_rewriting_rules import EXECUTOR, loop_of, made, reasons_in, set_argument, why
@@ -80,6 +81,7 @@ def count_in_attention(cell, variant, rule, rules):
     return rewrite.report.counts[rule]
 
 
+@every_pair
 @every_attention
 @WITH
 @WAYS

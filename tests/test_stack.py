@@ -12,6 +12,7 @@ from caffe2.python.modeling.initializers import Initializer
 import comparing
 from caffe2_recurrent import GRU, LSTM, MILSTM, check_gradients
 from errors_support import lstm_refused, model_snapshot
+from every_pair import every_pair
 
 T, N, DIM_IN = 4, 3, 2
 SIZES = pytest.mark.parametrize("layers", [1, 2, 3])
@@ -63,6 +64,7 @@ def parameters_of(module, count):
     return [found[4 * loop : 4 * loop + 4] for loop in range(count)]
 
 
+@every_pair
 @SIZES
 @DIRECTIONS
 @LENGTHS
