@@ -156,6 +156,12 @@ class Loop:
         return {blob for operator in self.operators for blob in operator.output}
 
     @property
+    def written_links(self) -> List[Link]:
+        """Those of its links by which the step passes on what it computes."""
+        written = self.written
+        return [link for link in self.links if link.inner in written]
+
+    @property
     def references(self) -> Set[str]:
         """Outer blobs that the two steps read by their own name; every step sees the same."""
         operators = [operator for step in self.steps for operator in step]

@@ -174,15 +174,15 @@ def _read_parts(parts: Any, types: Problems, values: Problems) -> int:
 
 
 def _replace_operators(proto: caffe2_pb2.NetDef, operators: List[caffe2_pb2.OperatorDef]) -> None:
-    changed = caffe2_pb2.NetDef()
-    changed.op.extend(operators)
     if proto.external_input:
         proto.external_input.extend(_undeclared(proto, operators))
     if proto.type == FREEING:
         # Others are freed behind their last readers.
         proto.external_output.extend(_made_by_loops(proto, operators))
-    del proto.op[:]
-    proto.op.extend(changed.op)
+    # Some of them are still those of the net.
+    before = len(proto.op)
+    proto.op.extend(operators)
+    del proto.op[:before]
 
 
 def _made_by_loops(proto: caffe2_pb2.NetDef, operators: List[caffe2_pb2.OperatorDef]) -> List[str]:

@@ -137,7 +137,7 @@ def _forward(loop: Loop) -> Operators:
     for step in steps:
         names = _forward_names(loop, step)
         made += [renamed(operator, names) for operator in operators]
-        made += _shaped(loop, [link for link in loop.links if link.inner in loop.written], step)
+        made += _shaped(loop, loop.written_links, step)
     for state in states(loop):
         if state.outer_states not in backward_buffers(loop):
             made += _states(loop, state.outer_states)

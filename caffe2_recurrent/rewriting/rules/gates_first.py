@@ -29,7 +29,7 @@ from caffe2_recurrent.rewriting.rules.products_over_steps import ProductsOverSte
 from caffe2_recurrent.rewriting.steps import columns
 from caffe2_recurrent.rewriting.steps.columns import Region
 from caffe2_recurrent.rewriting.steps.overlap import has_threads_given, take_executor_off, why_executor_pays
-from caffe2_recurrent.rewriting.steps.rows import with_rows
+from caffe2_recurrent.rewriting.steps.rows import has_rows
 from caffe2_recurrent.rewriting.trials import trial
 from caffe2_recurrent.rewriting.trials.timing import Seconds, Subject
 
@@ -76,7 +76,7 @@ class GatesFirst(Rule):
                 return reason
             if len(loop.operators[joining.where[0]].input) > 2:
                 return "more than the slice of a sequence is added to it"
-        elif rows not in with_rows(loop, sizes) | loop.known.rows:
+        elif not has_rows(loop, rows, sizes):
             return "'{}' is not known to have one row for each sequence".format(rows)
         region = _region(loop, site.where, sizes)
         if region is None:

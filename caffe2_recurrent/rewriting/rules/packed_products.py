@@ -17,7 +17,7 @@ from caffe2_recurrent.rewriting.products.sums import sum_of, with_sum
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.rules.backward_loop import BackwardLoop
 from caffe2_recurrent.rewriting.steps.overlap import has_threads_given, take_executor_off, why_executor_pays
-from caffe2_recurrent.rewriting.steps.rows import with_rows
+from caffe2_recurrent.rewriting.steps.rows import has_rows
 
 # The types of nets that run operators in the order in which they stand.
 IN_ORDER = ("", "simple")
@@ -62,7 +62,7 @@ class PackedProducts(Rule):
         are_several = operator.type == step_products.MULTIPLICATION and len(shape) == 3 and shape[0] > 1
         if not (is_one or are_several) or not step_products.is_plain(operator):
             return "its weights '{}' are laid out in another way".format(weights)
-        if operator.input[0] not in with_rows(loop, sizes) | loop.known.rows:
+        if not has_rows(loop, operator.input[0], sizes):
             return "'{}' is not known to have one row for each sequence".format(operator.input[0])
         product = _read(loop, operator, sizes)
         if not product_ways.ways_of(product.parts):

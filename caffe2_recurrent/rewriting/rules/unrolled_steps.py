@@ -186,7 +186,7 @@ def _why_not_rows(loop: Loop, sizes: Sizes) -> Optional[str]:
 
 def _shapeless(loop: Loop, sizes: Sizes) -> FrozenSet[str]:
     """To the engine the shape of what is written to a slice does not matter; to the next step it does."""
-    links = [link for link in loop.links if link.inner in loop.written]
+    links = loop.written_links
     if loop.gradient is not None:
         links += loop.gradient.backward_links
     shapes, batch = step_shapes.shapes_written(loop, sizes), sizes.batch(loop)

@@ -102,7 +102,7 @@ def _is_seen_past_the_ends(loop: Loop, inner: str, lengths: str) -> bool:
         depends = not made_of_it.isdisjoint(through)
         made_of_it = made_of_it.union(operator.output) if depends else made_of_it.difference(operator.output)
     # Behind the loop a buffer only meets gradients, which are 0 there.
-    linked = {link.inner for link in loop.links if link.inner in loop.written and link.outer not in loop.buffers}
+    linked = {link.inner for link in loop.written_links if link.outer not in loop.buffers}
     return not made_of_it.isdisjoint(linked.union(loop.net.external_output))
 
 

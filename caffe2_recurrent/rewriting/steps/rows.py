@@ -28,17 +28,22 @@ def with_rows(loop: Loop, sizes: Sizes) -> Set[str]:
     """The blobs of the step that are known to have rows; what no rule below speaks of is left out."""
     rows = {link.inner for link in loop.links if len(sizes.shape(link.outer) or range(DIMENSIONS)) == DIMENSIONS}
 
-    references = loop.references
+    references, always_rows = loop.references, set(loop.known.always_rows)
 
     @functools.lru_cache(maxsize=None)
     def fixed() -> Mapping[str, Shape]:
         return sizes.when_larger().made_by(loop.before)
 
     for operator in loop.operators:
-        outputs = _outputs_with_rows(operator, rows, set(loop.known.always_rows), references, fixed)
+        outputs = _outputs_with_rows(operator, rows, always_rows, references, fixed)
         rows.difference_update(operator.output)
         rows.update(outputs)
     return rows
+
+
+def has_rows(loop: Loop, blob: str, sizes: Sizes) -> bool:
+    """Whether the blob of the step has rows, as the step shows or rules know of it."""
+    return blob in loop.known.rows or blob in with_rows(loop, sizes)
 
 
 def repeats(shape: Shape, rows: Shape) -> bool:

@@ -23,7 +23,8 @@ def operators(loop: Loop, sizes: Sizes) -> Optional[int]:
 
 def elements(loop: Loop, sizes: Sizes) -> Optional[int]:
     """N times D of the largest state, if N and some D are known; a state that no step reads is none."""
-    read = {link.outer for link in loop.links if link.inner not in loop.written}
+    written = loop.written
+    read = {link.outer for link in loop.links if link.inner not in written}
     shapes = (sizes.shape(state.outer_initial) for state in loop.states if state.outer_states in read)
     batch, size = sizes.batch(loop), max((shape[-1] for shape in shapes if shape), default=None)
     return None if batch is None or size is None else batch * size

@@ -1,6 +1,7 @@
 """The shapes of a step's blobs as its operators see them, as far as they are known."""
 
-from typing import Dict, Iterable, Mapping, Optional, Sequence, Set
+import functools
+from typing import Dict, Iterable, Mapping, Optional, Sequence, Set, Tuple
 
 import numpy as np
 from caffe2.proto import caffe2_pb2
@@ -116,7 +117,9 @@ def _after(operators: Sequence[caffe2_pb2.OperatorDef], known: Mapping[str, Shap
     """Behind `operators`; what these write to `slices` in a way that is not known leaves their shape."""
     found = dict(known)
     for operator in operators:
-        made = _made(operator, {blob: found[blob] for blob in operator.input if blob in found})
+        # Rules ask for the same again and again.
+        inputs = tuple((blob, found[blob]) for blob in operator.input if blob in found)
+        made = _made(operator.SerializeToString(), inputs)
         for blob in operator.output:
             if blob in made:
                 found[blob] = made[blob]
@@ -125,8 +128,10 @@ def _after(operators: Sequence[caffe2_pb2.OperatorDef], known: Mapping[str, Shap
     return found
 
 
-def _made(operator: caffe2_pb2.OperatorDef, inputs: Shapes) -> Shapes:
+@functools.lru_cache(maxsize=4096)
+def _made(serialized: bytes, shapes: Tuple[Tuple[str, Shape], ...]) -> Mapping[str, Shape]:
     """The shapes of the outputs, as far as they are known."""
+    operator, inputs = caffe2_pb2.OperatorDef.FromString(serialized), dict(shapes)
     if operator.type in LIKE_THEIR_INPUTS:
         return {blob: inputs[of] for blob, of in zip(operator.output, operator.input) if of in inputs}
     if operator.type == ATEN and string(operator, "operator", "") in BROADCASTING:
