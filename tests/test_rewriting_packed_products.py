@@ -13,6 +13,7 @@ from caffe2_recurrent.loops.parts import Keeping
 from caffe2_recurrent.rewriting.elementwise import vectorised
 from caffe2_recurrent.rewriting.products import onednn, product_ways, step_products
 from caffe2_recurrent.rewriting.products.product_ways import NNPACK
+from caffe2_recurrent.rewriting.steps import step_shapes
 from caffe2_recurrent.rewriting.trials.timing import result
 from every_pair import every_pair
 from numpy_lstm import Case
@@ -70,6 +71,7 @@ def test_caffe2_is_not_asked_for_what_is_an_error_to_it(batch, way, backward_loo
     monkeypatch.setattr(workspace, "InferShapesAndTypes", recording)
     # What was asked before is not asked again.
     shape_inference._inferred.cache_clear()
+    step_shapes._made.cache_clear()
     model, _ = support.lstm()
     support.feed(batch=batch)
     assert optimize(model, even_if_slower=True).counts[RULE]

@@ -19,7 +19,7 @@ from caffe2_recurrent.rewriting.backward_pass import state_gradients
 from caffe2_recurrent.rewriting.products import step_products, sums
 from caffe2_recurrent.rewriting.steps import dataflow, step_shapes
 from caffe2_recurrent.rewriting.steps.addends import is_in_backward_step
-from caffe2_recurrent.rewriting.steps.rows import DIMENSIONS, FEATURES, with_rows
+from caffe2_recurrent.rewriting.steps.rows import DIMENSIONS, FEATURES, has_rows
 
 Operators = List[caffe2_pb2.OperatorDef]
 
@@ -62,7 +62,7 @@ def gradient_operators(loop: Loop, from_outside: Mapping[str, str]) -> Operators
 def _added(loop: Loop, sizes: Sizes) -> Dict[int, int]:
     made = {}
     for position, product in enumerate(loop.operators):
-        if not _is_product(loop, product, sizes) or product.input[0] not in with_rows(loop, sizes) | loop.known.rows:
+        if not _is_product(loop, product, sizes) or not has_rows(loop, product.input[0], sizes):
             continue
         adding = sums.sum_of(loop, loop.operators, position)
         if adding is not None and _shows_a_row(loop, _addend(loop, position, adding)):

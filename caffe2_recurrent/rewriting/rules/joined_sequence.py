@@ -27,7 +27,7 @@ from caffe2_recurrent.rewriting.rules.packed_products import PackedProducts, wha
 from caffe2_recurrent.rewriting.rules.products_over_steps import ProductsOverSteps
 from caffe2_recurrent.rewriting.rules.sequence_bias import SequenceBias
 from caffe2_recurrent.rewriting.steps import dataflow
-from caffe2_recurrent.rewriting.steps.rows import DIMENSIONS, FEATURES, with_rows
+from caffe2_recurrent.rewriting.steps.rows import DIMENSIONS, FEATURES, has_rows
 from caffe2_recurrent.rewriting.trials import trial
 from caffe2_recurrent.rewriting.trials.timing import Seconds, Subject
 from caffe2_recurrent.wiring import Link
@@ -66,7 +66,7 @@ class JoinedSequence(Rule):
         if multiplying is None:
             return "the sum does not take the place of a product with weights that are the same in all steps"
         product = loop.operators[multiplying]
-        if not step_products.is_plain(product) or product.input[0] not in with_rows(loop, sizes) | loop.known.rows:
+        if not step_products.is_plain(product) or not has_rows(loop, product.input[0], sizes):
             return "'{}' is not known to have one row for each sequence".format(product.input[0])
         x, weights, bias = source_of(loop).input
         written = {blob for step in loop.steps for operator in step for blob in operator.output}

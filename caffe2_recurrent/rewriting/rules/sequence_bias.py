@@ -17,7 +17,7 @@ from caffe2_recurrent.rewriting.rules.unrolled_steps import UnrolledSteps
 from caffe2_recurrent.rewriting.sequences import own_sequence
 from caffe2_recurrent.rewriting.steps import dataflow
 from caffe2_recurrent.rewriting.steps.addends import is_in_backward_step, products_at
-from caffe2_recurrent.rewriting.steps.rows import FEATURES, with_rows
+from caffe2_recurrent.rewriting.steps.rows import FEATURES, has_rows
 
 # With fewer rows in the whole sequence, there is nothing to be gained.
 FEWEST_ROWS = 128
@@ -60,7 +60,7 @@ class SequenceBias(Rule):
         if len(products) > 1:
             return "it adds several products"
         product = loop.operators[products[0]]
-        if integer(product, "axis", 1) != FEATURES or product.input[0] not in with_rows(loop, sizes) | loop.known.rows:
+        if integer(product, "axis", 1) != FEATURES or not has_rows(loop, product.input[0], sizes):
             return "'{}' is not known to have one row for each sequence".format(product.input[0])
         scale = _scale(loop.operators[position])
         if not loop.references.issuperset([product.input[2], *scale]):
