@@ -11,6 +11,8 @@ from types import ModuleType
 import pytest
 from caffe2.python import workspace
 
+from workspace_contents import exact
+
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
@@ -20,9 +22,12 @@ WITHOUT_PICTURES = pytest.mark.usefixtures("no_pictures")
 
 
 def leave_out_pictures(monkeypatch: pytest.MonkeyPatch, *drawing: ModuleType) -> None:
-    """For the fixture `no_pictures`, of runs that nobody looks at: to draw takes longer than they do."""
+    """For the fixture `no_pictures`, of runs whose pictures nobody looks at: to draw takes longer than they do.
+
+    A file says what would be drawn instead.
+    """
     for module in drawing:
-        monkeypatch.setattr(module, "draw", lambda *_: b"a picture")
+        monkeypatch.setattr(module, "draw", lambda *shown: repr(shown).encode())
 
 
 class Program:
@@ -43,11 +48,7 @@ class Program:
         """Everything in a checkpoint, arrays as (type, shape, bytes)."""
         notes = example_checkpoint.read_notes(str(checkpoint), self._module.PROGRAM)
         example_checkpoint.restore(str(checkpoint), notes)
-        everything: dict[str, object] = {"notes": notes}
-        for blob in notes["blobs"]:
-            value = workspace.FetchBlob(blob)
-            everything[blob] = (value.dtype.str, value.shape, value.tobytes())
-        return everything
+        return {"notes": notes, **{blob: exact(workspace.FetchBlob(blob)) for blob in notes["blobs"]}}
 
     def start(self, *arguments: str, **options: object) -> subprocess.Popen[str]:
         path = os.pathsep.join([str(EXAMPLES.parent), os.environ.get("PYTHONPATH", "")])

@@ -16,6 +16,7 @@ from caffe2_recurrent.rewriting.products.product_ways import KEPT_FILTERS, NNPAC
 from caffe2_recurrent.rewriting.rules import packed_products
 from caffe2_recurrent.rewriting.trials.timing import Seconds
 from cells import CELLS
+from workspace_contents import contents
 
 FROM = onednn.FROM
 # What a step runs there in the place of a product.
@@ -119,8 +120,7 @@ def leaving_no_trace():
     """What runs inside leaves the workspace and which one it is as they were, and nothing in those it makes."""
 
     def state():
-        blobs = {blob: repr(workspace.FetchBlob(blob)) for blob in workspace.Blobs()}
-        return workspace.CurrentWorkspace(), blobs, set(workspace.C.nets())
+        return workspace.CurrentWorkspace(), contents(), set(workspace.C.nets())
 
     before = state()
     yield

@@ -262,6 +262,7 @@ def test_a_seed_makes_a_run_repeatable(corpus_file: Path, tmp_path: Path) -> Non
     assert runs["a"][1] != runs["c"][1]
 
 
+@WITHOUT_PICTURES
 def test_resuming_after_an_epoch_is_not_stopping_at_all(
     corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -48,7 +48,7 @@ def refused(kind, *arguments, **options):
 # Right gradients
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("is_wrong", [False, True], ids=["right", "wrong"])
 def test_a_loss_that_is_one_large_number(is_wrong, seed, monkeypatch):
     """Its last digits say nothing; what is wrong by more than those is found all the same."""

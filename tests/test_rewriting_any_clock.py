@@ -4,6 +4,7 @@ Where a rule asks itself, or another one, whether something pays, `even_if_slowe
 """
 
 import dataclasses
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -93,7 +94,7 @@ def assert_products_right(seed, sequences, rules, clock):
     return rewrite.report
 
 
-@settings(max_examples=120)
+@settings(max_examples=80)
 @given(seeds, st.integers(1, 3), chosen_rules, clocks)
 def test_random_step_nets_over_products(seed, sequences, rules, clock):
     assert_products_right(seed, sequences, rules, clock)
@@ -105,16 +106,19 @@ def test_a_copy_that_two_products_share_and_a_third_one_writes_to_is_found(monke
     monkeypatch.setattr(
         onednn_over_steps, "to_share", lambda loop, operator: onednn_over_steps.Shared("loop/results", False)
     )
-    wrong = 0
     for seed in range(60):
         try:
             assert_products_right(seed, 1 + seed % 2, ["parameter_gradients", "products_over_steps"], seed)
         except (AssertionError, RuntimeError):
-            wrong += 1
-    assert wrong >= 3
+            return
+    raise AssertionError("It is not found.")
 
 
 def test_products_give_most_rules_something_to_do():
-    reports = [assert_products_right(seed, 1 + seed % 3, None, seed) for seed in range(60)]
-    for rule in ("sequence_bias", "joined_sequence", "products_over_steps", "joined_gradients", "gradient_in_place"):
-        assert sum(report.counts.get(rule, 0) for report in reports) >= 2, rule
+    counts = Counter()
+    rules = ("sequence_bias", "joined_sequence", "products_over_steps", "joined_gradients", "gradient_in_place")
+    for seed in range(60):
+        counts.update(assert_products_right(seed, 1 + seed % 3, None, seed).counts)
+        if all(counts[rule] >= 2 for rule in rules):
+            return
+    raise AssertionError(counts)

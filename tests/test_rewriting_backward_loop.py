@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 import caffe2_recurrent
 import comparing
-import random_step_nets
 import rewriting_support as support
 import step_nets
 from caffe2_recurrent import GRU, LSTM, check_gradients, optimize, recurrent_net
@@ -20,9 +19,14 @@ from caffe2_recurrent.rewriting import backward_pass
 from caffe2_recurrent.rewriting.steps import step_counts
 from cells import CELLS
 from every_pair import every_pair
-from test_random_step_nets import drawn_options, seeds
+from test_random_step_nets import seeds
 from test_rewriting_onednn import feed_parameters
-from test_rewriting_random import assert_drawn_cell_right, assert_step_net_right, chosen_rules
+from test_rewriting_random import (
+    assert_drawn_cell_right,
+    assert_found_in_random_step_nets,
+    assert_step_net_right,
+    chosen_rules,
+)
 
 pytestmark = pytest.mark.usefixtures("backward_loops")
 
@@ -78,25 +82,20 @@ def test_step_nets_have_the_values_and_gradients_of_a_numpy_loop(make, rules, ex
         comparing.assert_right(recurrent_net, make(), executor=executor)
 
 
-@settings(max_examples=80)
+@settings(max_examples=60)
 @given(seeds, st.integers(1, 3), st.booleans(), chosen_rules)
 def test_random_step_nets(seed, sequences, executor, rules):
     assert_step_net_right(seed, sequences, executor, None if rules is None else {*rules, RULE})
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(st.data(), st.booleans(), chosen_rules)
 def test_random_sizes_lengths_options_and_rules_of_cells(data, executor, rules):
     assert_drawn_cell_right(data, executor, None if rules is None else {*rules, *ALONE})
 
 
 def test_it_finds_something_to_do_in_random_step_nets():
-    with support.optimising() as lines:
-        for seed in range(40):
-            workspace.ResetWorkspace()
-            step_net = random_step_nets.step_net(seed, 1 + seed % 3)
-            comparing.run(recurrent_net, step_net, executor=False, **drawn_options(seed, step_net))
-    assert lines.counts[RULE] >= 5, lines.reasons
+    assert_found_in_random_step_nets(lambda lines: lines.counts[RULE] >= 5, executor=False)
 
 
 def test_an_error_in_the_turning_is_found(monkeypatch):

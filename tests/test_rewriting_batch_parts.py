@@ -72,7 +72,7 @@ def test_random_step_nets(seed, sequences):
     in_parts.assert_right_step_net(seed, sequences)
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(st.data())
 def test_random_sizes_lengths_and_options_of_cells(data):
     in_parts.assert_right_drawn_cell(data)

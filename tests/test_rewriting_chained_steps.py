@@ -10,10 +10,8 @@ from caffe2.python import core, workspace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import comparing
-import random_step_nets
 import rewriting_support as support
-from caffe2_recurrent import check_inputs, describe, optimize, recurrent_net, step_times
+from caffe2_recurrent import check_inputs, describe, optimize, step_times
 from caffe2_recurrent.loops.reading import read_loops
 from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.operators import LINK
@@ -23,8 +21,13 @@ from caffe2_recurrent.rewriting.rules.unrolled_steps import UnrolledSteps
 from caffe2_recurrent.rewriting.trials.timing import Seconds
 from caffe2_recurrent.step_workspaces import steps_of_last_run
 from cells import CELLS
-from test_random_step_nets import drawn_options, seeds
-from test_rewriting_random import assert_drawn_cell_right, assert_step_net_right, chosen_rules
+from test_random_step_nets import seeds
+from test_rewriting_random import (
+    assert_drawn_cell_right,
+    assert_found_in_random_step_nets,
+    assert_step_net_right,
+    chosen_rules,
+)
 from test_rewriting_unrolled_steps import ALONE, GRADIENTS, MOST, branches
 
 pytestmark = pytest.mark.usefixtures("unrolled_steps", "chained_steps")
@@ -85,12 +88,9 @@ def test_random_sizes_lengths_options_and_rules_of_cells(data, rules):
 
 
 def test_it_finds_something_to_do_in_random_step_nets():
-    with support.optimising([*ALONE, RULE]) as lines:
-        for seed in range(40):
-            workspace.ResetWorkspace()
-            step_net = random_step_nets.step_net(seed, 1 + seed % 3)
-            comparing.run(recurrent_net, step_net, executor=False, **drawn_options(seed, step_net))
-    assert lines.counts[RULE] == lines.counts["unrolled_steps"] >= 7, lines.reasons
+    assert_found_in_random_step_nets(
+        lambda lines: lines.counts[RULE] == lines.counts["unrolled_steps"] >= 7, [*ALONE, RULE], executor=False
+    )
 
 
 @GRADIENTS

@@ -95,13 +95,13 @@ some_rules = st.sampled_from(RULES) | st.sets(st.sampled_from(support.NAMES), mi
 two_of_the_rules = st.tuples(some_rules, some_rules)
 
 
-@settings(max_examples=60)
+@settings(max_examples=35)
 @given(st.sampled_from(list(CELLS)), st.booleans(), st.booleans(), two_of_the_rules, some_runs)
 def test_nets_that_take_turns(cell, trains, lengths, rules, runs):
     assert_each_run_right(cell, trains, rules, runs, lengths=lengths)
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(st.booleans(), two_of_the_rules, some_runs)
 def test_nets_that_keep_gates_in_sequences_and_take_turns(lengths, rules, runs):
     assert_each_run_right(LSTM, True, rules, runs, lengths=lengths, memory_optimization=True)

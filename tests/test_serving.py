@@ -38,7 +38,7 @@ from caffe2_recurrent.rewriting.elementwise import lstm_forms
 from caffe2_recurrent.rewriting.rules import lstm_unit
 from errors_support import listed
 from rewriting_support import as_read_from_a_file
-from test_step_values import contents
+from workspace_contents import contents
 
 T, N, DIM_IN, D, S, E = 7, 5, 6, 16, 4, 8
 

@@ -650,6 +650,7 @@ def test_a_seed_makes_a_run_repeatable(dictionary_file: Path, tmp_path: Path) ->
     assert runs["a"][0]["decoder/gates_t_w"] != runs["c"][0]["decoder/gates_t_w"]
 
 
+@WITHOUT_PICTURES
 def test_resuming_after_an_epoch_is_not_stopping_at_all(
     dictionary_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -902,7 +903,7 @@ def test_a_write_that_fails_leaves_the_old_checkpoint_whole(trained: Path) -> No
     resource = pytest.importorskip("resource")
     before = trained.read_bytes()
     process = start(
-        *["--resume", str(trained), "--epochs", "2"],
+        *["--resume", str(trained), "--epochs", "2", "--threads", "1"],
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)),
     )
     _, error = process.communicate(timeout=60)

@@ -18,7 +18,8 @@ from caffe2_recurrent.rewriting.products import thread_numbers
 from cells import CELLS
 from errors_support import listed
 from numpy_lstm import Case
-from test_step_values import EXECUTOR, contents, run, several_loops
+from test_step_values import EXECUTOR, run, several_loops
+from workspace_contents import contents
 
 STEP, BACKWARD_STEP = "step", "backward step"
 CELL = pytest.mark.parametrize("cell", [CELLS[0], CELLS[2], CELLS[5]], ids=lambda cell: cell.name)

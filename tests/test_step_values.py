@@ -15,6 +15,7 @@ from caffe2_recurrent import LSTM, optimize, recurrent_net, retrieve_step_blobs,
 from cells import CELLS
 from errors_support import listed
 from numpy_lstm import Case, sigmoid
+from workspace_contents import contents
 
 EXECUTOR = pytest.mark.parametrize("executor", [True, False], ids=["executor", "plain nets"])
 
@@ -56,10 +57,6 @@ def expected_values(step_net):
             history[blob].append(blobs[blob])
         states = {str(inner): blobs[str(output)] for inner, output in step_net.links.items()}
     return {blob: np.stack(values) for blob, values in history.items()}
-
-
-def contents():
-    return {blob: repr(workspace.FetchBlob(blob)) for blob in workspace.Blobs()}
 
 
 def assert_values(net, step_net, **options):
