@@ -1,26 +1,28 @@
 """Every Python block of the README and of docs/ is run as it stands there, and every public name is in one."""
 
 import re
-import subprocess
-import sys
 
 import pytest
 
 import caffe2_recurrent
+import forked_scripts
 from caffe2_recurrent.rewriting.rules import RULES
 from documents import DOCUMENTS, blocks
 
 BLOCKS = [(path, position, code) for path in DOCUMENTS for position, code in enumerate(blocks(path, "python"))]
-# Through standard input, with a name that a traceback can show.
-RUNNER = "import sys; exec(compile(sys.stdin.read(), sys.argv[1], 'exec'))"
 
 
 @pytest.mark.parametrize("path, position, code", BLOCKS, ids=["{}-{}".format(b[0].name, b[1]) for b in BLOCKS])
-def test_block_runs(path, position, code):
-    name = "{} block {}".format(path.name, position)
-    result = subprocess.run([sys.executable, "-c", RUNNER, name], input=code, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.strip()
+def test_block_runs(path, position, code, tmp_path):
+    status, output, errors = forked_scripts.run(code, "{} block {}".format(path.name, position), tmp_path)
+    assert status == 0, errors
+    assert output.strip()
+
+
+def test_a_block_that_fails_is_seen(tmp_path):
+    status, output, errors = forked_scripts.run("print(__name__, flush=True)\n1 / 0", "a block", tmp_path)
+    assert (status, output) == (1, "__main__\n")
+    assert '"a block", line 2' in errors and errors.endswith("ZeroDivisionError: division by zero\n")
 
 
 def test_every_public_name_is_documented_and_shown():
