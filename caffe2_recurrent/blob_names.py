@@ -32,22 +32,21 @@ class Names:
         return found
 
 
-def all_names(net: caffe2_pb2.NetDef) -> Iterable[str]:
+def all_names(net: caffe2_pb2.NetDef) -> List[str]:
     """Whatever may be the name of a blob in `net` and the nets of its operators; some more than once."""
-    yield from net.external_input
-    yield from net.external_output
+    found = [*net.external_input, *net.external_output]
     for operator in net.op:
-        yield from names_of(operator)
+        found += names_of(operator)
+    return found
 
 
-def names_of(operator: caffe2_pb2.OperatorDef) -> Iterable[str]:
+def names_of(operator: caffe2_pb2.OperatorDef) -> List[str]:
     """Likewise, of one operator."""
-    yield from operator.input
-    yield from operator.output
-    yield from operator.control_input
+    found = [*operator.input, *operator.output, *operator.control_input]
     for given in operator.arg:
-        yield from (value.decode(errors="replace") for value in given.strings)
+        found += [value.decode(errors="replace") for value in given.strings]
         if given.HasField("n"):
-            yield from all_names(given.n)
+            found += all_names(given.n)
         elif given.name in STEP_NETS:
-            yield from all_names(net_to_read(operator, given.name))
+            found += all_names(net_to_read(operator, given.name))
+    return found

@@ -22,10 +22,12 @@ def that_withhold_threads(environment: Mapping[str, str] = os.environ) -> str | 
     if dynamic.strip().lower() in YES:
         return f"{DYNAMIC}={dynamic}"
     limit = _number(environment.get(LIMIT, ""))
+    if limit is None:
+        return None
     # The first of several numbers is that of the outermost parallel region.
     given = environment.get(THREADS, "").split(",")[0]
     threads = _number(given) or os.cpu_count() or 1
-    if limit is None or limit >= threads:
+    if limit >= threads:
         return None
     planned = f"{THREADS}={threads}" if _number(given) else f"{threads} processors"
     return f"{LIMIT}={limit}, with {planned}"

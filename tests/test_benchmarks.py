@@ -51,9 +51,10 @@ ARGUMENTS = ["--shapes", "3,2,4,5", "--rounds", "1", "--threads", "1", "--quick"
 
 @pytest.fixture(autouse=True)
 def in_a_hurry(monkeypatch):
-    """Short looks and pauses, and threads as before."""
+    """Short looks and pauses, no search for garbage between them, and threads as before."""
     monkeypatch.setattr(timed_operators, "LOOK_MINIMUM", 0.0)
     monkeypatch.setattr(other_interpreter, "CALM", 0.0005)
+    monkeypatch.setattr(measuring.gc, "collect", lambda: 0)
     before = measuring.current_threads()
     yield
     measuring.set_threads(before)

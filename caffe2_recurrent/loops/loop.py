@@ -171,10 +171,15 @@ class Loop:
 
     def is_reference(self, blob: str) -> bool:
         """Whether it is among the references, without finding all of them."""
-        operators = [operator for step in self.steps for operator in step]
-        is_own = blob == self.timestep or any(blob == link.inner for link in self.all_links)
-        is_written = is_own or any(blob in operator.output for operator in operators)
-        return not is_written and any(blob in operator.input for operator in operators)
+        if blob == self.timestep or any(blob == link.inner for link in self.all_links):
+            return False
+        is_read = False
+        for step in self.steps:
+            for operator in step:
+                if blob in operator.output:
+                    return False
+                is_read = is_read or blob in operator.input
+        return is_read
 
     def link(self, inner: str) -> Optional[Link]:
         return next((link for link in self.links if link.inner == inner), None)

@@ -2,7 +2,7 @@
 
 import itertools
 from collections import Counter
-from typing import Dict, FrozenSet, Iterable, Iterator, List, Mapping, Sequence, Set
+from typing import Dict, FrozenSet, Iterable, List, Mapping, Sequence, Set
 
 from caffe2.proto import caffe2_pb2
 
@@ -28,7 +28,7 @@ def add_surroundings(net: caffe2_pb2.NetDef, loops: Mapping[int, Loop], names: S
     """
     mentioned = Counter(itertools.chain.from_iterable(names))
     read = frozenset(blob for operator in net.op for blob in operator.input)
-    written = [tuple(_written_by(operator)) for operator in net.op]
+    written = [_written_by(operator) for operator in net.op]
     fed = read.difference(*written)
     is_in_order = net.type in ONE_BY_ONE
     for position, loop in loops.items():
@@ -75,12 +75,13 @@ def _written_outside(
     return found
 
 
-def _written_by(operator: caffe2_pb2.OperatorDef) -> Iterator[str]:
+def _written_by(operator: caffe2_pb2.OperatorDef) -> List[str]:
     """With what is written in nets that it runs."""
-    yield from operator.output
+    found = [*operator.output]
     for net in nets_of(operator):
         for inner in net.op:
-            yield from _written_by(inner)
+            found += _written_by(inner)
+    return found
 
 
 def _products(net: caffe2_pb2.NetDef, results: Set[str]) -> Dict[int, List[caffe2_pb2.OperatorDef]]:

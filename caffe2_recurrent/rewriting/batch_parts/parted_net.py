@@ -54,7 +54,8 @@ def part(net: caffe2_pb2.NetDef, regions: Sequence[Region], parts: int, sizes: S
     parted = Parted(caffe2_pb2.NetDef(), [], {}, {})
     parted.net.CopyFrom(net)
     del parted.net.op[:]
-    names, prefixes = Names(all_names(net)), [*all_names(net)]
+    prefixes = all_names(net)
+    names = Names(prefixes)
     passes: Dict[int, Pass] = {}
     taken = {position for region in regions for position in region.positions}
     for region in regions:
