@@ -265,8 +265,11 @@ class Cell:
         model, outputs = self.build()
         return comparing.run_layer(self, model, outputs, executor, rewrite)
 
-    def assert_right(self, executor=True):
-        outputs, gradients, _ = self.run(executor)
+    def assert_right(self, executor=True, rewrite=None):
+        outputs, gradients, _ = self.run(executor, rewrite)
+        self.assert_as_reference(outputs, gradients)
+
+    def assert_as_reference(self, outputs, gradients):
         for index, (found, expected) in enumerate(zip(outputs, self.reference())):
             comparing.assert_close(found, expected, "output {}".format(index))
         if not self.options.get("forward_only"):

@@ -29,15 +29,20 @@ WAYS = [*SAFE, NNPACK]
 SIZES = [(1, 5), (1, 16), (2, 40), (17, 5), (17, 33)]
 
 
-@pytest.fixture(params=WAYS)
+EVERY_WAY = pytest.mark.parametrize("way", WAYS, indirect=True)
+
+
+@pytest.fixture
 def way(request, monkeypatch):
     """The way in which products are done, whatever is faster."""
     force(monkeypatch, request.param)
     return request.param
 
 
+@every_pair
 @EVERY_CELL
 @CHOSEN
+@EVERY_WAY
 def test_cells(name, variant, rules, way):
     rewrite = optimised(rules)
     assert_cell(name, variant, rewrite)
@@ -48,6 +53,7 @@ def test_cells(name, variant, rules, way):
 @EVERY_STEP_NET
 @CHOSEN
 @EXECUTOR
+@EVERY_WAY
 def test_step_nets(make, rules, executor, way):
     """With the RNN executor off, as the rule leaves it, and switched on again."""
     step_net, rewrite = make(), optimised(rules)
@@ -59,6 +65,7 @@ def test_step_nets(make, rules, executor, way):
 
 
 @pytest.mark.parametrize("batch", [1, support.N])
+@EVERY_WAY
 def test_caffe2_is_not_asked_for_what_is_an_error_to_it(batch, way, backward_loops, monkeypatch):
     """It would log that. A 1 is taken for more, and a slice has another shape between two operators than for others."""
     found, infer = [], workspace.InferShapesAndTypes
@@ -79,6 +86,7 @@ def test_caffe2_is_not_asked_for_what_is_an_error_to_it(batch, way, backward_loo
 
 
 @pytest.mark.parametrize("batch, size", SIZES)
+@EVERY_WAY
 def test_sizes_of_products(batch, size, way):
     case = Case(steps=4, batch=batch, dim_in=3, dim=size, options={"outputs_with_grads": "auto"})
 
@@ -110,6 +118,7 @@ def multiplied(linked=False):
 
 
 @pytest.mark.parametrize("linked", [False, True], ids=["own blob", "linked"])
+@EVERY_WAY
 def test_no_bias(linked, way):
     step_net = multiplied(linked)
     net, outputs = comparing.build(recurrent_net, step_net)
@@ -149,6 +158,7 @@ def test_the_bias(linked, faster, by, monkeypatch):
     assert [operator.type for operator in adding] == ["ATen" if faster and not linked else "Add"] * len(biases)
 
 
+@EVERY_WAY
 def test_rows_that_are_no_numbers(way):
     model, blobs = support.lstm(gradients=False, forward_only=True)
     expected = support.run(model, blobs)
@@ -169,6 +179,7 @@ def assert_rows_stay_apart(model, blobs, expected):
 
 
 @pytest.mark.parametrize("planted", ["rows for columns", "no bias", "another blob"])
+@EVERY_WAY
 def test_a_wrong_product_is_seen(planted, way, monkeypatch):
     """What the tests above compare would not pass over these."""
     emit = product_ways.emit
@@ -192,6 +203,7 @@ def test_a_wrong_product_is_seen(planted, way, monkeypatch):
 
 @pytest.mark.parametrize("builder", [LSTM, MILSTM], ids=lambda builder: builder.__name__)
 @pytest.mark.parametrize("kind", ["simple", "dag", "async_scheduling"])
+@EVERY_WAY
 def test_training_gives_the_same_parameters(builder, kind, way):
     def train(change):
         return trained(change, kind, builder, adam, runs=25)
@@ -205,6 +217,7 @@ def test_training_gives_the_same_parameters(builder, kind, way):
 
 
 @CHOSEN
+@EVERY_WAY
 def test_a_net_read_from_a_file(rules, way):
     expected = support.run(*support.lstm(lengths=True))
     workspace.ResetWorkspace()
@@ -218,18 +231,21 @@ def test_a_net_read_from_a_file(rules, way):
 
 @CHOSEN
 @pytest.mark.parametrize("memory", [True, False], ids=["recomputed", "kept"])
+@EVERY_WAY
 def test_other_numbers_of_steps_and_sequences(rules, memory, way):
     options = {"lengths": True, "memory_optimization": memory}
     expected = support.runs_of_other_sizes(lambda model: None, **options)
     support.assert_same(support.runs_of_other_sizes(optimised(rules), **options), expected)
 
 
+@EVERY_WAY
 def test_no_steps(way):
     expected = support.run_without_steps(lambda model: None)
     support.assert_same(support.run_without_steps(optimised()), expected)
 
 
 @CHOSEN
+@EVERY_WAY
 def test_other_weights_in_the_second_run(rules, way):
     support.assert_same(with_other_weights(optimised(rules)), with_other_weights(lambda model: None))
 
