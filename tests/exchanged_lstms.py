@@ -11,6 +11,7 @@ from caffe2.python.model_helper import ModelHelper
 
 from caffe2_recurrent import LSTM
 from errors_support import model_snapshot
+from workspace_contents import contents
 
 LAYERS = pytest.mark.parametrize("layers", [1, 2, 3])
 DIRECTIONS = pytest.mark.parametrize("bidirectional", [False, True], ids=["one direction", "both directions"])
@@ -149,14 +150,11 @@ def weights(stack):
 def refused(kind, function, *arguments, **options):
     """The text of the error, which is a `kind`; models among the arguments and the workspace are as they were."""
     models = [argument for argument in arguments if isinstance(argument, ModelHelper)]
-    before = {name: workspace.FetchBlob(name) for name in workspace.Blobs()}
-    snapshots = [model_snapshot(model) for model in models]
+    before, snapshots = contents(), [model_snapshot(model) for model in models]
     with pytest.raises(kind) as caught:
         function(*arguments, **options)
     assert type(caught.value) is kind
-    assert sorted(workspace.Blobs()) == sorted(before)
-    for name, value in before.items():
-        np.testing.assert_array_equal(workspace.FetchBlob(name), value)
+    assert contents() == before
     assert [model_snapshot(model) for model in models] == snapshots
     assert core.ScopedName("") == ""
     return str(caught.value)

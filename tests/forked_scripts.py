@@ -12,8 +12,8 @@ PROCESSES.set_forkserver_preload(["caffe2.python.core", "caffe2.python.workspace
 
 def _run(code, name, output, errors):
     for number, path in enumerate((output, errors), 1):
-        file = os.open(str(path), os.O_WRONLY | os.O_CREAT)
-        os.dup2(file, number)
+        with open(path, "wb") as file:
+            os.dup2(file.fileno(), number)
     # Not the one of who started this process.
     sys.modules["__main__"] = types.ModuleType("__main__")
     exec(compile(code, name, "exec"), vars(sys.modules["__main__"]))

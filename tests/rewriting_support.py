@@ -1,6 +1,7 @@
 """Optimising nets in tests: before they are run, without running them, and with something planted in them."""
 
 import contextlib
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -70,15 +71,16 @@ def assert_right_forwards(cell, lengths, **changed):
         forward.assert_right(executor=False)
 
 
-def fired_on(cell, rules, name):
-    """How often a rule fired on two variants of a cell, both of which are right, and why it did not elsewhere."""
-    fired = 0
+def fired_on(cell, rules, *names):
+    """How often each of `names` fired on two variants of a cell, both of which are right; and what rules refused."""
+    fired, reasons = Counter(), set()
     for variant in (cell.but(lengths=None), cell.remembering_nothing().but(lengths=[cell.steps, 1])):
         workspace.ResetWorkspace()
         with optimising(rules) as lines:
             variant.assert_right(executor=False)
-        fired += lines.counts[name]
-    return fired, lines.reasons
+        fired.update(lines.counts)
+        reasons |= lines.reasons
+    return (*(fired[name] for name in names), reasons)
 
 
 class Optimised:

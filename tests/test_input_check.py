@@ -15,6 +15,7 @@ import viewing_support as support
 from caffe2_recurrent import GRU, LSTM, MILSTM, LSTMWithAttention, check_inputs, optimize, recurrent_net
 from errors_support import listed, snapshot
 from every_pair import every_pair
+from workspace_contents import contents
 
 T, N, D_IN, D = 5, 2, 3, 4
 
@@ -68,10 +69,10 @@ def built(build=lstm, init=True, **changes):
 def refused(build=lstm, **changes):
     """The text of the error; the net and the blobs are as they were."""
     model = built(build, **changes)
-    before = snapshot(model.net), sorted(workspace.Blobs())
+    before = snapshot(model.net), contents()
     with pytest.raises(ValueError) as caught:
         check_inputs(model)
-    assert (snapshot(model.net), sorted(workspace.Blobs())) == before
+    assert (snapshot(model.net), contents()) == before
     return str(caught.value)
 
 

@@ -106,12 +106,15 @@ def test_a_copy_that_two_products_share_and_a_third_one_writes_to_is_found(monke
     monkeypatch.setattr(
         onednn_over_steps, "to_share", lambda loop, operator: onednn_over_steps.Shared("loop/results", False)
     )
+    wrong = 0
     for seed in range(60):
         try:
             assert_products_right(seed, 1 + seed % 2, ["parameter_gradients", "products_over_steps"], seed)
         except (AssertionError, RuntimeError):
+            wrong += 1
+        if wrong == 3:
             return
-    raise AssertionError("It is not found.")
+    raise AssertionError("It is found in {} of 60.".format(wrong))
 
 
 def test_products_give_most_rules_something_to_do():

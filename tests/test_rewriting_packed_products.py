@@ -27,8 +27,6 @@ pytestmark = pytest.mark.usefixtures("every_size", "nnpack_products")
 WAYS = [*SAFE, NNPACK]
 # Rows and features that do and do not fill the blocks in which oneDNN lays out tensors.
 SIZES = [(1, 5), (1, 16), (2, 40), (17, 5), (17, 33)]
-
-
 EVERY_WAY = pytest.mark.parametrize("way", WAYS, indirect=True)
 
 

@@ -11,6 +11,7 @@ import comparing
 from caffe2_recurrent import LSTM, GetLSTMParamNames, InitFromLSTMParams
 from errors_support import listed
 from numpy_lstm import Case, sigmoid
+from workspace_contents import contents
 
 WEIGHTS = ["input_gate_w", "forget_gate_w", "output_gate_w", "cell_w"]
 BIASES = ["input_gate_b", "forget_gate_b", "output_gate_b", "cell_b"]
@@ -168,13 +169,11 @@ def test_blobs_by_name():
 
 def refused(kind, pblobs, values):
     """The text of the error, which is a `kind`; the workspace is as it was."""
-    before = {name: workspace.FetchBlob(name) for name in workspace.Blobs()}
+    before = contents()
     with pytest.raises(kind) as caught:
         InitFromLSTMParams(pblobs, values)
     assert type(caught.value) is kind
-    assert sorted(workspace.Blobs()) == sorted(before)
-    for name, value in before.items():
-        np.testing.assert_array_equal(workspace.FetchBlob(name), value)
+    assert contents() == before
     return str(caught.value)
 
 
