@@ -170,8 +170,8 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(50_000, 20, 20)
 
 
-# Of so many cases of a test, one is traced, and none that is drawn: to trace all takes a fifth to a quarter of the time
-# of all tests again.
+# Of so many cases of a test, one is traced, and none that is drawn or is about code that is not measured: to trace all
+# takes a fifth to a quarter of the time of all tests again.
 CASES_PER_TRACED = 16
 IS_UNTRACED = pytest.StashKey[bool]()
 
@@ -184,7 +184,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="this Caffe2 has no GPU to use"))
         test = item.nodeid.split("[")[0]
         is_drawn = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
-        item.stash[IS_UNTRACED] = is_drawn or seen[test] % CASES_PER_TRACED > 0
+        is_about_others = item.get_closest_marker("untraced") is not None
+        item.stash[IS_UNTRACED] = is_drawn or is_about_others or seen[test] % CASES_PER_TRACED > 0
         seen[test] += 1
 
 

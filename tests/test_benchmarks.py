@@ -45,6 +45,8 @@ import timed_operators  # noqa: E402
 from layers import FORWARD, OPTIMISED, OURS, STOCK, TRAINING, Layer, Shape  # noqa: E402
 from sections import OPERATORS, PRODUCTS, TORCH  # noqa: E402
 
+pytestmark = pytest.mark.untraced
+
 SMALL = Shape(3, 2, 4, 5)
 ARGUMENTS = ["--shapes", "3,2,4,5", "--rounds", "1", "--threads", "1", "--quick"]
 

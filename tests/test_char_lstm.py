@@ -30,6 +30,8 @@ import example_interruption  # noqa: E402
 import example_pictures  # noqa: E402
 from example_errors import CheckpointError, CorpusError, TrainingError, WriteError  # noqa: E402
 
+pytestmark = pytest.mark.untraced
+
 SMALL = ["--hidden", "12", "--steps", "10", "--batch", "4", "--lr", "0.02", "--sample-length", "40"]
 BATCHES_PER_EPOCH = 67  # of the text below, with these sizes
 

@@ -18,7 +18,7 @@ REPOSITORY = Path(caffe2_recurrent.__file__).parent.parent
 NEEDED = "sh sed sort cat cksum dirname rm mv mkdir chmod cp tail make".split()
 
 # A Python that says it is another one. It probes truly, makes an environment of itself, and only notes what
-# pip is asked to do.
+# pip is asked to do, and that it is to compile what it can: all it cannot.
 PRETENDED = """#!/bin/sh
 case $1 in
     *probe.py)
@@ -33,7 +33,8 @@ echo "$*" >>"{log}"
 case $* in
     "-m venv "*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python" ;;
     "-m pip install --quiet"*) exit {upgrade} ;;
-    "-m pip install --editable"*) exit $(tail -n 1 "{status}") ;;
+    "-m pip install --no-compile --editable"*) exit $(tail -n 1 "{status}") ;;
+    "-m compileall"*) exit 1 ;;
 esac
 """
 
@@ -109,9 +110,15 @@ class Machine:
         return self.run("sh", "scripts/setup")
 
     def asked(self) -> list[str]:
-        """What Pythons were asked to do in the last set-up: 'venv', 'upgrade', 'install'."""
-        names = {"-m venv .venv": "venv", "-m pip install --quiet --upgrade pip": "upgrade"}
-        return [names.get(line, "install") for line in self.log.read_text().splitlines()]
+        """What Pythons were asked to do in the last set-up: 'venv', 'upgrade', 'install', 'compile'."""
+        names = {
+            "-m venv": "venv",
+            "-m pip install --quiet": "upgrade",
+            "-m pip": "install",
+            "-m compileall": "compile",
+        }
+        asked = self.log.read_text().splitlines()
+        return [next(name for start, name in names.items() if line.startswith(start)) for line in asked]
 
 
 @pytest.fixture
@@ -242,8 +249,8 @@ def test_set_up_from_scratch_and_nothing_the_second_time(machine):
     first = machine.set_up()
     assert first.returncode == 0, first.stderr
     assert f"Making .venv with {machine.bin}/python3.9 (there is none yet)." in first.stdout
-    assert machine.asked() == ["venv", "upgrade", "install"]
-    assert "-m pip install --editable .[caffe2,test,demo,draw,onnx]" in machine.log.read_text()
+    assert machine.asked() == ["venv", "upgrade", "install", "compile"]
+    assert "-m pip install --no-compile --editable .[caffe2,test,demo,draw,onnx]" in machine.log.read_text()
     second = machine.set_up()
     assert (second.returncode, second.stdout, second.stderr) == (0, "", "")
     assert machine.asked() == []
@@ -264,7 +271,7 @@ def test_set_up_that_was_interrupted_starts_over(machine):
     again = machine.set_up()
     assert again.returncode == 0
     assert "(its set-up was not finished)" in again.stdout
-    assert machine.asked() == ["venv", "upgrade", "install"]
+    assert machine.asked() == ["venv", "upgrade", "install", "compile"]
     assert machine.set_up().stdout == ""
 
 
@@ -278,10 +285,10 @@ def test_set_up_installs_again_when_the_dependencies_change(machine):
     machine.pip_fails(0)
     assert machine.set_up().returncode == 0
     # The failed one may have left anything behind.
-    assert machine.asked() == ["venv", "upgrade", "install"]
+    assert machine.asked() == ["venv", "upgrade", "install", "compile"]
     (machine.checkout / "setup.cfg").write_text("three\n")
     assert machine.set_up().returncode == 0
-    assert machine.asked() == ["install"]
+    assert machine.asked() == ["install", "compile"]
     assert machine.set_up().stdout == ""
 
 
@@ -322,7 +329,7 @@ def test_set_up_goes_on_with_an_old_pip(machine):
     done = machine.set_up()
     assert done.returncode == 0
     assert "pip could not be brought up to date" in done.stderr
-    assert machine.asked() == ["venv", "upgrade", "install"]
+    assert machine.asked() == ["venv", "upgrade", "install", "compile"]
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")

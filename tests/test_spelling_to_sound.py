@@ -47,6 +47,8 @@ from spelling_layers import Shape  # noqa: E402
 from spelling_network import SpellingNetwork  # noqa: E402
 from spelling_speaker import log_softmax  # noqa: E402
 
+pytestmark = pytest.mark.untraced
+
 SMALL = ["--hidden", "8", "--batch", "16", "--lr", "0.02", "--threads", "1"]
 
 

@@ -25,6 +25,8 @@ from step_operators import (  # noqa: E402
     UNIT_GRADIENT,
 )
 
+pytestmark = pytest.mark.untraced
+
 SHAPE = Shape(3, 2, 4, 5)
 
 
