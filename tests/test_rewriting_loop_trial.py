@@ -5,9 +5,10 @@ import pytest
 from caffe2.python import workspace
 
 import rewriting_support as support
+from attention_support import ENCODED, SIZES, decoder
 from caffe2_recurrent import optimize
 from caffe2_recurrent.operator_arguments import integer, net
-from caffe2_recurrent.rewriting import loop_trial
+from caffe2_recurrent.rewriting import calling_thread, loop_trial
 from caffe2_recurrent.rewriting.rules.executor_threads import OFF, ON
 from caffe2_recurrent.rewriting.rules.joined_sequence import JoinedSequence
 from caffe2_recurrent.rewriting.rules.sequence_bias import SequenceBias
@@ -132,6 +133,26 @@ def test_what_is_timed_runs(before, options, tried, monkeypatch):
     report = optimize(model, ["parameter_gradients", "sequence_bias", *before, *RULES], dry_run=True)
     assert report.counts.keys() >= {"sequence_bias", *before}
     assert any(UNROLLED in candidates for candidates in tried)
+    for candidates in tried:
+        for subject in candidates.values():
+            with prepared(subject) as timer:
+                assert timer(1.0).step > 0
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_decoder_with_lengths_of_what_is_encoded_can_be_tried(parts, tried):
+    """Its steps read them as whole numbers."""
+    workspace.GlobalInit(["tests", calling_thread.FLAG])
+    model, _ = decoder()
+    steps, batch, encoded = SIZES[0]
+    of_steps = {"x": support.DIM_IN, "dh": support.D, "dw": ENCODED}
+    shapes = {blob: (steps, batch, width) for blob, width in of_steps.items()}
+    shapes.update({"h0": (1, batch, support.D), "c0": (1, batch, support.D), "w0": (1, batch, ENCODED)})
+    shapes.update({"encoded": (encoded, batch, ENCODED), "encoder_lengths": (batch,)})
+    report = optimize(model, RULES, shapes=shapes, batch_parts=parts)
+    assert report.counts.get("batch_parts", 0) == parts - 1
+    assert any("parts" in candidates for candidates in tried) is (parts > 1)
+    assert any(ON in candidates for candidates in tried)
     for candidates in tried:
         for subject in candidates.values():
             with prepared(subject) as timer:

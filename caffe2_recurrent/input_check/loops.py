@@ -1,6 +1,6 @@
 """The sequences of a loop, the initial values of its states and its lengths, held beside each other."""
 
-from typing import Dict, Mapping, NamedTuple, Optional
+from typing import Mapping, NamedTuple, Optional
 
 import numpy as np
 from caffe2.proto import caffe2_pb2
@@ -8,10 +8,11 @@ from caffe2.python import workspace
 
 from caffe2_recurrent.input_check.fed import Fed
 from caffe2_recurrent.input_check.steps import Size, sizes_of_states
+from caffe2_recurrent.loops.lengths import lengths_of
 from caffe2_recurrent.loops.loop import WINDOWS, Loop
 from caffe2_recurrent.loops.sizes import Shape, Sizes
-from caffe2_recurrent.operator_arguments import argument, integer, string
-from caffe2_recurrent.operators import BACKWARD_PASS_OF, LENGTHS_INPUT
+from caffe2_recurrent.operator_arguments import argument
+from caffe2_recurrent.operators import BACKWARD_PASS_OF
 from caffe2_recurrent.problems import Problems
 
 Shapes = Mapping[str, Shape]
@@ -45,17 +46,6 @@ def check_loop(net: caffe2_pb2.NetDef, loop: Loop, sizes: Sizes, fed: Mapping[st
         _check_other_sequences(loop, known, run, values)
         _check_states(loop, known, states, run, values)
         _check_lengths(loop, fed, run, values)
-
-
-def lengths_of(loop: Loop) -> Dict[str, bool]:
-    """The blobs that operators of its steps take for lengths, and whether they are those of its own sequences."""
-    found: Dict[str, bool] = {}
-    for operator in loop.operators:
-        if operator.type in LENGTHS_INPUT and integer(operator, "sequence_lengths", 1):
-            found[operator.input[LENGTHS_INPUT[operator.type]]] = True
-        elif operator.type == "SequenceMask" and string(operator, "mode", "") == "sequence":
-            found.setdefault(operator.input[1], False)
-    return found
 
 
 def _run(net: caffe2_pb2.NetDef, loop: Loop, known: Shapes, sizes: Sizes) -> Optional[Run]:

@@ -8,13 +8,14 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.backward.gradient_maker import POSITIONS
 from caffe2_recurrent.executor import ENABLE
+from caffe2_recurrent.loops.lengths import lengths_of
 from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.loops.shape_inference import Inference
 from caffe2_recurrent.loops.sizes import Shape, Sizes
 from caffe2_recurrent.operator_arguments import integer, integers
-from caffe2_recurrent.operators import LENGTHS_INPUT, new_operator, read_before_written
-from caffe2_recurrent.rewriting import passes, unrolled
-from caffe2_recurrent.rewriting.steps.rows import FEATURES, UNITS
+from caffe2_recurrent.operators import new_operator, read_before_written
+from caffe2_recurrent.rewriting import passes
+from caffe2_recurrent.rewriting.steps.rows import FEATURES
 from caffe2_recurrent.rewriting.trials import trial
 from caffe2_recurrent.rewriting.trials.timing import Seconds, Subject
 
@@ -70,7 +71,7 @@ def _seconds(
     as_bytes = tuple(
         (name, tuple(operator.SerializeToString() for operator in operators)) for name, operators in made.items()
     )
-    lengths = [blob for blob in dict.fromkeys(_lengths(loop)) if blob in shapes]
+    lengths = [blob for blob in lengths_of(loop) if blob in shapes]
     fills = [_steps_of_each(blob, shapes[blob], sizes.steps(loop) or 1) for blob in lengths]
     fills += [_sizes(blob, known.contents[blob]) for blob in read if blob in known.contents]
     made_before = {blob for fill in fills for blob in fill.output}
@@ -136,14 +137,8 @@ def _shapes(loop: Loop, blobs: Iterable[str], known: Mapping[str, Shape]) -> Opt
     return {blob: found[blob] for blob in blobs} if all(map(found.__contains__, blobs)) else None
 
 
-def _lengths(loop: Loop) -> Iterable[str]:
-    for operator in loop.operators:
-        if operator.type in UNITS and unrolled.needs_step_number(operator):
-            yield operator.input[LENGTHS_INPUT[operator.type]]
-
-
 def _steps_of_each(lengths: str, shape: Shape, steps: int) -> caffe2_pb2.OperatorDef:
-    """Sequences that have ended take a step less time; here none has."""
+    """Sequences that have ended take a step less time; here none has. A mask takes as long for all lengths."""
     kind = caffe2_pb2.TensorProto.INT32
     beside = caffe2_pb2.OperatorDef()
     return new_operator("ConstantFill", [], [lengths], beside, shape=list(shape), value=steps, dtype=kind)
