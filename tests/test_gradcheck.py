@@ -209,12 +209,51 @@ def test_a_gradient_that_is_no_number_is_the_worst():
 
 
 def test_a_kink_is_named_as_such():
+    """Nearer than the smallest steps."""
     net = core.Net("kink")
     net.Relu("x", "bent")
-    text = refused(GradientsDiffer, net, "bent", {"x": np.array([0.01, 1.0], dtype=np.float32)})
+    values = {"x": np.array([1e-4, 1.0], dtype=np.float32)}
+    text = refused(GradientsDiffer, net, "bent", values)
     assert "If the net has a kink there (Relu, Max), check at other values; else try a smaller step." in text
     assert "'x': two steps give numerical gradients" in text and "apart at [0]" in text
-    assert gradcheck(net, "bent", {"x": np.array([0.01, 1.0], dtype=np.float32)}, step=0.001).passes
+    assert gradcheck(net, "bent", values, step=0.001).passes
+
+
+NEAR_A_KINK = (
+    "'x': {} of the checked elements agree by smaller steps only, as near a kink (Relu, Max) or in a sharp bend."
+)
+
+
+@pytest.mark.parametrize("distance", [0.02, 0.01, 0.003, 0.001])
+def test_near_a_kink_smaller_steps_are_taken(distance):
+    net = core.Net("kink")
+    net.Relu("x", "bent")
+    report = gradcheck(net, "bent", {"x": np.array([distance, 1.0, -distance], dtype=np.float32)})
+    assert report.worst.near_kinks == 2
+    assert str(report).endswith("\n" + NEAR_A_KINK.format(2))
+    assert gradcheck(net, "bent", {"x": np.array([0.1, 1.0, -0.1], dtype=np.float32)}).worst.near_kinks == 0
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("is_wrong", [False, True], ids=["right", "wrong"])
+def test_kinks_of_a_step_hide_no_error(is_wrong, seed, monkeypatch):
+    """Of hundreds of elements some are so near one that steps of the usual size go across."""
+    step = core.Net("step")
+    x_t, h_prev, w, b = step.AddExternalInputs("x_t", "h_prev", "w", "b")
+    bent = step.Relu(step.Add([step.FC([h_prev, w, b], "product", axis=2), x_t], "sum"), "bent")
+    h_t = step.Tanh(bent, "h_t")
+    step.AddExternalOutput(h_t)
+    net = core.Net("net")
+    outputs = recurrent_net(net, step, [(x_t, "x")], [(h_prev, "h0")], {h_prev: h_t}, outputs_with_grads="auto")
+    shapes = {"x": (4, 2, 5), "h0": (2, 5), "w": (5, 5), "b": (5,)}
+    if not is_wrong:
+        gradcheck(net, list(outputs), shapes, seed=seed)
+        return
+    gradients = Trial.gradients
+    monkeypatch.setattr(
+        Trial, "gradients", lambda *arguments: {blob: 0.95 * found for blob, found in gradients(*arguments).items()}
+    )
+    assert "WRONG" in refused(GradientsDiffer, net, list(outputs), shapes, seed=seed)
 
 
 # Reports

@@ -1,7 +1,8 @@
 """Both gradients of each blob, and where they are farthest apart."""
 
+import functools
 import math
-from typing import Any, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 from caffe2.proto import caffe2_pb2
@@ -9,13 +10,22 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.numerical_check.report import BlobCheck, GradientReport
 from caffe2_recurrent.numerical_check.roles import INPUT, read_roles
 from caffe2_recurrent.numerical_check.settings import Settings
-from caffe2_recurrent.numerical_check.slopes import Index, Slope, slope
+from caffe2_recurrent.numerical_check.slopes import Index, Slope, is_moved, slope
+from caffe2_recurrent.numerical_check.smaller_steps import agreement
 from caffe2_recurrent.numerical_check.trial import Trial
 from caffe2_recurrent.problems import Problems, first_line
 
 ROUNDING = 3e-5
 # Of float32, for large outputs, divided by the step: with the default one and outputs of 1, as much as ROUNDING.
 ROUNDINGS = 4
+
+
+class Elements(NamedTuple):
+    """Numerical gradients, how far those of the net may be apart, and how many are of smaller steps, as for a kink."""
+
+    slopes: List[Slope]
+    allowed: np.ndarray
+    near_kinks: int
 
 
 def compare(
@@ -27,20 +37,17 @@ def compare(
 ) -> GradientReport:
     """Check `blobs`, in the current workspace."""
     trial = Trial(net, values, outputs)
-    at_rest = _outputs(trial, outputs)
-    weights = _weights(at_rest, settings.seed)
+    weights = _weights(_outputs(trial, outputs), settings.seed)
     analytic = trial.gradients(weights)
     roles = read_roles(net)
     random = np.random.RandomState(settings.seed)
     checks = []
     for blob in blobs:
         places = _places(values[blob].shape, settings.most_elements, random)
-        slopes = [slope(trial.outputs, weights, blob, values[blob], place, settings.step) for place in places]
-        numerical = np.array([found.value for found in slopes])
         own = _own_gradient(analytic.get(blob), places)
-        atol = _rounding(weights, slopes, settings.step) if settings.atol is None else settings.atol
-        allowed = atol + settings.rtol * float(np.max(np.abs(numerical), initial=0.0))
-        worst = _worst(own, numerical)
+        look = functools.partial(slope, trial.outputs, weights, blob, values[blob])
+        found = _elements(look, values[blob], places, own, weights, settings)
+        worst = _worst(own, found)
         checks.append(
             BlobCheck(
                 blob=blob,
@@ -49,13 +56,51 @@ def compare(
                 elements=values[blob].size,
                 worst=places[worst],
                 analytic=float(own[worst]),
-                numerical=float(numerical[worst]),
-                allowed=allowed,
-                disagreement=slopes[worst].disagreement,
+                numerical=found.slopes[worst].value,
+                allowed=float(found.allowed[worst]),
+                disagreement=found.slopes[worst].disagreement,
                 missing=blob not in analytic,
+                near_kinks=found.near_kinks,
             )
         )
     return GradientReport(checks)
+
+
+def _elements(
+    look: Callable[[Index, float], Slope],
+    value: np.ndarray,
+    places: Sequence[Index],
+    own: np.ndarray,
+    weights: Sequence[np.ndarray],
+    settings: Settings,
+) -> Elements:
+    """The numerical gradients of one blob; where they are not the `own` ones, by smaller steps if these agree."""
+    slopes = [look(place, settings.step) for place in places]
+    numerical = np.array([found.value for found in slopes])
+    relative = settings.rtol * float(np.max(np.abs(numerical), initial=0.0))
+    atol = _rounding(weights, slopes, settings.step) if settings.atol is None else settings.atol
+    allowed = np.full(len(places), atol + relative)
+
+    def error(found: Slope, step: float) -> float:
+        return max(_rounding(weights, [found], step), settings.atol or 0.0)
+
+    difference = np.abs(own - numerical)
+    near_kinks = 0
+    for element in np.argsort(-difference):
+        place = places[element]
+        if not difference[element] > allowed[element]:
+            break
+
+        def there(step: float, place: Index = place) -> Optional[Slope]:
+            return look(place, step) if is_moved(value, place, step) else None
+
+        agreed = agreement(there, error, own[element], difference[element], relative, settings.step)
+        if agreed is None:
+            # The gradient is wrong, whatever the others are.
+            break
+        slopes[element], allowed[element] = agreed
+        near_kinks += 1
+    return Elements(slopes, allowed, near_kinks)
 
 
 def _outputs(trial: Trial, outputs: Sequence[str]) -> List[np.ndarray]:
@@ -107,6 +152,7 @@ def _own_gradient(gradient: Optional[np.ndarray], places: Sequence[Index]) -> np
     return np.array([0.0 if gradient is None else gradient[place] for place in places], dtype=np.float64)
 
 
-def _worst(own: np.ndarray, numerical: np.ndarray) -> int:
+def _worst(own: np.ndarray, found: Elements) -> int:
+    difference = np.abs(own - [slope.value for slope in found.slopes])
     # A gradient that is no number is the worst there is.
-    return int(np.argmax(np.nan_to_num(np.abs(own - numerical), nan=np.inf, posinf=np.inf)))
+    return int(np.argmax(np.where(np.isfinite(difference), difference - np.nan_to_num(found.allowed), np.inf)))

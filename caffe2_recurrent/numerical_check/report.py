@@ -11,7 +11,8 @@ HEADINGS: Tuple[str, ...] = (
 class BlobCheck(NamedTuple):
     """The gradient of one blob; the worst element is that where the two gradients are farthest apart.
 
-    `disagreement` is how far apart two numerical gradients of different step are there: large at a kink.
+    `disagreement` is how far apart two numerical gradients of different step are there: large near a kink. Of
+    `near_kinks` elements the numerical gradient is one of smaller steps, since it agrees and that of others does not.
     """
 
     blob: str
@@ -24,6 +25,7 @@ class BlobCheck(NamedTuple):
     allowed: float
     disagreement: float
     missing: bool
+    near_kinks: int = 0
 
     @property
     def difference(self) -> float:
@@ -79,9 +81,14 @@ def _row(check: BlobCheck) -> Tuple[str, ...]:
 
 
 def _notes(check: BlobCheck) -> List[str]:
-    if check.passes:
-        return []
     notes = []
+    if check.near_kinks:
+        notes.append(
+            "'{}': {} of the checked elements agree by smaller steps only, as near a kink (Relu, Max) or in a "
+            "sharp bend.".format(check.blob, check.near_kinks)
+        )
+    if check.passes:
+        return notes
     if check.missing:
         notes.append("'{}' gets no gradient, so zero was compared.".format(check.blob))
     if check.disagreement > check.allowed:

@@ -36,6 +36,11 @@ def slope(
     return Slope((4 * near - far) / 3, abs(near - far), max(of_near, of_far))
 
 
+def is_moved(value: np.ndarray, index: Index, step: float) -> bool:
+    """Whether float32 changes an element by the step."""
+    return bool(value[index] + np.float32(step) != value[index] - np.float32(step))
+
+
 def _central(
     function: Function, weights: Sequence[np.ndarray], blob: str, value: np.ndarray, index: Index, step: float
 ) -> Tuple[float, float]:
