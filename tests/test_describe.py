@@ -532,6 +532,7 @@ UNKNOWN = [
     ("LSTMUnit", [X, None, X], {}),
     ("BatchMatMul", [X, None], {}),
     ("BatchMatMul", [X, V], {}),
+    ("BatchMatMul", [(2, 3, 4), (3, 4, 5)], {}),
     ("ATen", [None], {"operator": "split_with_sizes", "split_sizes": [1], "dim": 0}),
     ("ATen", [X], {"operator": "split_with_sizes", "split_sizes": [1], "dim": 3}),
     ("ATen", [X], {"operator": "split_with_sizes", "split_sizes": [2, 1], "dim": 1}),

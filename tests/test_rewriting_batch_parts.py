@@ -439,6 +439,42 @@ def test_a_sequence_gradient_that_is_seen_stays_one(seen, blob):
     support.assert_same(support.run(model, [blob]), expected)
 
 
+def add_in_place(net):
+    """To what a product makes, so that the loop does not read the product's own result."""
+    operators = list(net.Proto().op)
+    loop = next(position for position, operator in enumerate(operators) if operator.type == support.LOOP)
+    operators.insert(loop, core.CreateOperator("Sum", ["layer/i2h", "added"], ["layer/i2h"]))
+    del net.Proto().op[:]
+    net.Proto().op.extend(operators)
+    net.Proto().external_input.append("added")
+
+
+def make_wait(net):
+    """An operator for the product."""
+    net.Copy(["h0"], ["copy"], control_input=["layer/i2h"])
+
+
+@pytest.mark.parametrize("rules", [None, []], ids=["all rules", "no rules"])
+@pytest.mark.parametrize("change", [add_in_place, make_wait])
+def test_a_product_that_stays_whole_has_its_gradient_whole(change, rules):
+    """The blobs of its steps have parts, and what it reads has none."""
+
+    def run(**options):
+        workspace.ResetWorkspace()
+        model, blobs = support.lstm(gradients=False)
+        added = np.random.RandomState(2).uniform(-1, 1, (support.T, support.N, 4 * support.D))
+        workspace.FeedBlob("added", added.astype(np.float32))
+        change(model.net)
+        gradients = model.net.AddGradientOperators({blobs[0]: model.net.AddExternalInput("dh")})
+        blobs += [str(gradients[blob]) for blob in ("x", "h0", "c0", *map(str, model.params))]
+        if options:
+            report = optimize(model, rules, even_if_slower=True, **options)
+            assert report.counts[RULE] == 1, report
+        return support.run(model, blobs)
+
+    support.assert_same(run(batch_parts=2), run())
+
+
 @pytest.mark.parametrize("rules", [[], ["unrolled_steps"]], ids=["loops", "unrolled"])
 def test_blobs_that_gradient_operators_make_as_they_run_are_there_before(rules, unrolled_steps):
     """Two threads that make blobs in one workspace at once leave it in disorder."""

@@ -103,11 +103,8 @@ def _broadcast(operator: caffe2_pb2.OperatorDef, inputs: Tensors) -> Optional[Te
     tensors = [tensor for tensor in inputs if tensor is not None]
     if len(tensors) != len(inputs) or (string(operator, "operator", ""), len(inputs)) not in ATEN_ELEMENTWISE:
         return None
-    try:
-        together = np.broadcast_arrays(*(np.broadcast_to(np.zeros(()), tensor.shape) for tensor in tensors))
-        return Tensor(together[0].shape, tensors[0].kind)
-    except ValueError:
-        return None
+    shape = _together([tensor.shape for tensor in tensors])
+    return None if shape is None else Tensor(shape, tensors[0].kind)
 
 
 def _parts(operator: caffe2_pb2.OperatorDef, whole: Optional[Tensor]) -> Dict[int, Tensor]:
@@ -126,8 +123,16 @@ def _product(operator: caffe2_pb2.OperatorDef, inputs: Tensors) -> Optional[Tens
         return None
     rows = left.shape[-1 if integer(operator, "trans_a", 0) else -2]
     columns = right.shape[-2 if integer(operator, "trans_b", 0) else -1]
-    matrices = np.broadcast(*(np.broadcast_to(0, tensor.shape[:-2]) for tensor in (left, right))).shape
-    return Tensor((*matrices, rows, columns), left.kind)
+    matrices = _together([tensor.shape[:-2] for tensor in (left, right)])
+    return None if matrices is None else Tensor((*matrices, rows, columns), left.kind)
+
+
+def _together(shapes: Sequence[Shape]) -> Optional[Shape]:
+    """The shape that all of them become, axes of 1 as often as others say; None if they do not fit."""
+    try:
+        return np.broadcast_arrays(*(np.broadcast_to(0, shape) for shape in shapes))[0].shape
+    except ValueError:
+        return None
 
 
 # The number of tensors that they take matters: `max` of one tensor is its largest element.

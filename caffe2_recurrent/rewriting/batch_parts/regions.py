@@ -105,12 +105,15 @@ def _unfit(net: caffe2_pb2.NetDef, loop: Loop, parts: int, sizes: Sizes) -> Opti
 
 
 def _backward(net: caffe2_pb2.NetDef, loop: Loop, of_encoded: Gradients) -> List[int]:
-    """The gradient operator, what shows its gradient of the sequence by another name, and the products behind it, and
-    what goes on from gradients `of_encoded`, that may as well run right after it."""
+    """The gradient operator, what shows its gradient of the sequence by another name, gradients of the products in
+    front, and what goes on from gradients `of_encoded`, that may as well run right after it."""
     if loop.gradient is None:
         return []
     position = next(place for place, operator in enumerate(net.op) if operator.input[-1:] == loop.outputs[-1:])
-    sinks = loop.surroundings.sinks & loop.surroundings.ready
+    products = [list(net.op[source].input[:2]) for source in loop.surroundings.sources.values()]
+    # What a product reads has parts only where it is made in parts itself.
+    sinks = {sink for sink in loop.surroundings.sinks if list(net.op[sink].input[:2]) in products}
+    sinks &= loop.surroundings.ready
     taken, shown = [position], {loop.gradient.sequence}
     for place in range(position + 1, len(net.op)):
         operator = net.op[place]
