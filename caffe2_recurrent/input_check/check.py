@@ -79,18 +79,18 @@ def _check_missing(read: Iterable[str], init_net: Optional[caffe2_pb2.NetDef], v
 def _check_kinds(net: caffe2_pb2.NetDef, loops: List[Loop], fed: Mapping[str, Fed], values: Problems) -> None:
     """What is multiplied, and what the engine links, is float32."""
     steps = [operator for loop in loops for operator in loop.operators]
-    floats = [blob for loop in loops for blob in _linked(loop)]
+    sequences = [link.outer for loop in loops for link in loop.links if link.outer in loop.inputs]
+    floats = [*sequences, *(state.outer_initial for loop in loops for state in loop.states)]
     for operator in [*net.op, *steps]:
         if operator.type == "FC" and not is_on_onednn(operator):
             floats += operator.input
     for blob in dict.fromkeys(floats):
         if blob in fed and fed[blob].kind != np.float32:
-            values.add("'{}' must be float32; got {}; feed it as value.astype(np.float32)", blob, fed[blob].kind)
-
-
-def _linked(loop: Loop) -> List[str]:
-    sequences = [link.outer for link in loop.links if link.outer in loop.inputs]
-    return sequences + [state.outer_initial for state in loop.states]
+            is_number = blob in sequences and np.issubdtype(fed[blob].kind, np.integer)
+            also = ", or look up before the loop what such numbers stand for (Gather)" if is_number else ""
+            values.add(
+                "'{}' must be float32; got {}; feed it as value.astype(np.float32){}", blob, fed[blob].kind, also
+            )
 
 
 def _fitting(net: caffe2_pb2.NetDef, shapes: Mapping[str, Shape]) -> Dict[str, Shape]:
