@@ -60,7 +60,7 @@ def recurrent_net(
         initial_cell_inputs: pairs (step-net state input, outer blob with its value before step 0), shaped `[D]` (the
             same for all N), `[N, D]` or `[1, N, D]`. Of `[S, N, D]` with S > 1 the steps read the first slice alone,
             and no step writes the last S - 1 of `<output>_all`, which is then `[T + S - 1, N, D]`, nor `<output>_last`;
-            gradients are no numbers to go by then.
+            such a loop cannot be trained, as the engine's backward pass adds to memory that nobody has written.
         links: maps each state input to the step-net output that is its value at the next step.
         timestep: step-net blob that holds the step number (int32, one element); default `timestep`.
         scope: prefix of internal blobs, by default `<net name>/recurrent`. A scope that `net` has in use already
