@@ -7,6 +7,7 @@ from caffe2.python import core, workspace
 from caffe2.python.model_helper import ModelHelper
 
 import rewriting_support as support
+from attention_support import runs_of_attention
 from caffe2_recurrent import LSTMWithAttention, optimize
 from every_pair import every_pair
 from step_nets import D, N, T
@@ -54,6 +55,17 @@ def test_values_and_gradients(step, rules, executor):
 def test_attention(cell, variant, rules):
     """What is computed again is not there over all steps."""
     assert count_in_attention(cell, variant, RULE, rules) == (variant == "kept")
+
+
+@pytest.mark.parametrize("rules", [[RULE], None], ids=["alone", "all rules"])
+def test_no_steps_of_no_sequences(rules):
+    """The engine takes no sequences only then."""
+
+    def change(model):
+        assert optimize(model, rules, even_if_slower=True, trials=False).counts[RULE] > 0
+
+    sizes = [(5, 7, 4), (0, 0, 4), (3, 2, 4)]
+    support.assert_same(runs_of_attention(change, sizes), runs_of_attention(lambda model: None, sizes))
 
 
 def decoder(batch, outputs):

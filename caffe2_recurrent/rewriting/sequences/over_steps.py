@@ -99,14 +99,11 @@ def _why_not_linked(operators: Sequence[caffe2_pb2.OperatorDef], blob: str, step
 
 def vector_along(loop: Loop, outer: str, axis: int, dimensions: int) -> str:
     """A one-dimensional outer blob as long as `outer` along `axis` of its `dimensions`; buffers are sized by such."""
-    others = [other for other in range(dimensions) if other != axis]
-    vector = outer
-    for other in others:
-        # Slice takes one dimension at a time.
-        ends = [1 if each == other else -1 for each in range(dimensions)]
-        name = "{}_first_{}".format(vector, other)
-        vector = loop.add_before("Slice", [vector], name, starts=[0] * dimensions, ends=ends)
-    return loop.add_before("Squeeze", [vector], vector + "_alone", dims=others) if others else vector
+    if dimensions == 1:
+        return outer
+    # Not a slice of it: there is none of what is for no sequences.
+    size = loop.add_before("Shape", [outer], "{}_size_{}".format(outer, axis), axes=[axis])
+    return loop.add_before("ConstantFill", [size], "{}_vector_{}".format(outer, axis), input_as_shape=1, value=0.0)
 
 
 def known(loop: Loop, inner: str) -> Optional[str]:
