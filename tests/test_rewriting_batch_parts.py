@@ -589,7 +589,8 @@ def test_a_predictor_is_cut_out_of_it():
 
 def test_inputs_are_checked_that_are_missing():
     model, _ = parted()
-    check_inputs(model.net)
+    with pytest.warns(UserWarning, match="has been optimised"):
+        check_inputs(model.net)
     workspace.ResetWorkspace()
     with pytest.raises(ValueError, match="the workspace has no"):
         check_inputs(model.net)

@@ -1,5 +1,6 @@
 """check_inputs: what the workspace holds for a net, held against what the net and its loops do with it."""
 
+import warnings
 from typing import Dict, Iterable, List, Mapping, Optional
 
 import numpy as np
@@ -7,7 +8,7 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.input_check.fed import Fed, is_there, read_fed
 from caffe2_recurrent.input_check.loops import check_loop
-from caffe2_recurrent.loops.loop import Loop, stands_for_loop
+from caffe2_recurrent.loops.loop import Loop, is_optimised, stands_for_loop
 from caffe2_recurrent.loops.reading import read_loops
 from caffe2_recurrent.loops.selection import note_no_loops
 from caffe2_recurrent.loops.shape_checks import FED, check_shapes, columns_of
@@ -17,13 +18,17 @@ from caffe2_recurrent.operators import is_on_onednn
 from caffe2_recurrent.problems import Problems, names
 from caffe2_recurrent.serving.dependencies import accesses_of, from_outside
 
+OPTIMISED = (
+    "check_inputs: net '{}' has been optimised, so that much that does not fit cannot be seen; check it as it was built"
+)
+
 
 def check_inputs(model_or_net: AnyNet) -> None:
     """Name what is in the workspace and does not fit a net with loops, and what is not there.
 
     The engine finds the same when the net runs, one thing at a time and in its own words. Call it when everything has
-    been fed and `param_init_net` has run, before `optimize`: of a loop that has been rewritten less can be said. It
-    looks at
+    been fed and `param_init_net` has run, before `optimize`: of a loop that has been rewritten less can be said, and a
+    warning says so where nothing is found. It looks at
 
     - blobs that the net reads, and nothing has fed or made;
     - sequences: `[T, N, ...]`, with N as the initial states and the lengths have it, and not `[N, T, ...]`;
@@ -63,6 +68,8 @@ def check_inputs(model_or_net: AnyNet) -> None:
     for loop in loops:
         check_loop(net, loop, sizes, fed, values)
     values.raise_if_any()
+    if any(is_optimised(loop.forward) for loop in loops) or any(map(stands_for_loop, net.op)):
+        warnings.warn(OPTIMISED.format(net.name), stacklevel=2)
 
 
 def _check_missing(read: Iterable[str], init_net: Optional[caffe2_pb2.NetDef], values: Problems) -> None:
