@@ -318,9 +318,10 @@ def assert_passes(net, optimised):
         warnings.simplefilter("always")
         check_inputs(net)
     text = (
-        "check_inputs: net '{}' has been optimised, so that much that does not fit cannot be seen; check it as it was "
+        "check_inputs: net '{}' has been optimised, so that much that does not fit cannot be seen; "
+        "check it as it was built"
     )
-    assert [str(warning.message) for warning in caught] == [text.format(net.Name()) + "built"] * optimised
+    assert [str(warning.message) for warning in caught] == [text.format(net.Name())] * optimised
     assert all(warning.filename == __file__ for warning in caught)
 
 
