@@ -28,15 +28,24 @@ def differentiated(step_net):
     return [name for name in step_net.floats if name not in step_net.stopped]
 
 
-def elman(net=None, **options):
-    """h_t = tanh(W h_prev + b + x_t): net, outputs, and the shapes of the inputs."""
+def elman(net=None, bent=False, **options):
+    """h_t = tanh(z), z = W h_prev + b + x_t, or tanh(relu(z)): net, outputs, and the shapes of the inputs."""
     step = core.Net("elman_step")
     x_t, h_prev, w, b = step.AddExternalInputs("x_t", "h_prev", "w", "b")
-    h_t = step.Tanh(step.Sum([step.FC([h_prev, w, b], "u", axis=2), x_t], "z"), "h_t")
+    z = step.Sum([step.FC([h_prev, w, b], "u", axis=2), x_t], "z")
+    h_t = step.Tanh(step.Relu(z, "bent") if bent else z, "h_t")
     step.AddExternalOutput(h_t)
     net = net or core.Net("elman")
     outputs = recurrent_net(net, step, [(x_t, "x")], [(h_prev, "h0")], {h_prev: h_t}, **options)
     return net, outputs, {"x": (4, 2, 3), "h0": (2, 3), "w": (3, 3), "b": (3,)}
+
+
+def make_wrong(monkeypatch):
+    """All gradients, by five percent."""
+    gradients = Trial.gradients
+    monkeypatch.setattr(
+        Trial, "gradients", lambda *arguments: {blob: 0.95 * found for blob, found in gradients(*arguments).items()}
+    )
 
 
 def refused(kind, *arguments, **options):
@@ -60,10 +69,7 @@ def test_a_loss_that_is_one_large_number(is_wrong, seed, monkeypatch):
     if not is_wrong:
         gradcheck(model, loss, shapes, seed=seed)
         return
-    gradients = Trial.gradients
-    monkeypatch.setattr(
-        Trial, "gradients", lambda *arguments: {blob: 0.95 * found for blob, found in gradients(*arguments).items()}
-    )
+    make_wrong(monkeypatch)
     with pytest.raises(GradientsDiffer):
         gradcheck(model, loss, shapes, seed=seed)
 
@@ -75,10 +81,7 @@ def test_large_elements_that_stay_as_they_are_hide_nothing(size, monkeypatch):
     mask = net.ConstantFill([outputs[0]], "mask", value=-size)
     joined = net.Concat([outputs[0], mask], ["joined", "joined_sizes"], axis=2)[0]
     gradcheck(net, joined, shapes)
-    gradients = Trial.gradients
-    monkeypatch.setattr(
-        Trial, "gradients", lambda *arguments: {blob: 0.95 * found for blob, found in gradients(*arguments).items()}
-    )
+    make_wrong(monkeypatch)
     assert "WRONG" in refused(GradientsDiffer, net, joined, shapes)
 
 
@@ -238,21 +241,12 @@ def test_near_a_kink_smaller_steps_are_taken(distance):
 @pytest.mark.parametrize("is_wrong", [False, True], ids=["right", "wrong"])
 def test_kinks_of_a_step_hide_no_error(is_wrong, seed, monkeypatch):
     """Of hundreds of elements some are so near one that steps of the usual size go across."""
-    step = core.Net("step")
-    x_t, h_prev, w, b = step.AddExternalInputs("x_t", "h_prev", "w", "b")
-    bent = step.Relu(step.Add([step.FC([h_prev, w, b], "product", axis=2), x_t], "sum"), "bent")
-    h_t = step.Tanh(bent, "h_t")
-    step.AddExternalOutput(h_t)
-    net = core.Net("net")
-    outputs = recurrent_net(net, step, [(x_t, "x")], [(h_prev, "h0")], {h_prev: h_t}, outputs_with_grads="auto")
-    shapes = {"x": (4, 2, 5), "h0": (2, 5), "w": (5, 5), "b": (5,)}
+    net, outputs, shapes = elman(bent=True, outputs_with_grads="auto")
+    shapes = {**shapes, "x": (12, 6, 3), "h0": (6, 3)}
     if not is_wrong:
         gradcheck(net, list(outputs), shapes, seed=seed)
         return
-    gradients = Trial.gradients
-    monkeypatch.setattr(
-        Trial, "gradients", lambda *arguments: {blob: 0.95 * found for blob, found in gradients(*arguments).items()}
-    )
+    make_wrong(monkeypatch)
     assert "WRONG" in refused(GradientsDiffer, net, list(outputs), shapes, seed=seed)
 
 

@@ -127,24 +127,6 @@ WRONG = {
 }
 
 
-def test_numbers_of_words_are_no_sequence():
-    """Of a floats' sequence it would be a type that is easily changed."""
-    step = core.Net("step")
-    word, h_prev, table = step.AddExternalInputs("word", "h_prev", "table")
-    vector = step.Gather([table, word], "vector")
-    h_t = step.Tanh(step.Sum([vector, h_prev], "sum"), "h_t")
-    step.AddExternalOutput(h_t)
-    net = core.Net("net")
-    recurrent_net(net, step, [(word, "words")], [(h_prev, "h0")], {h_prev: h_t}, forward_only=True)
-    workspace.FeedBlob("words", np.array([[1, 2], [0, 3]], dtype=np.int32))
-    workspace.FeedBlob("h0", ones(N, D))
-    workspace.FeedBlob("table", ones(7, D))
-    with pytest.raises(ValueError) as caught:
-        check_inputs(net)
-    advice = "feed it as value.astype(np.float32), or look up before the loop what such numbers stand for (Gather)"
-    assert str(caught.value) == "check_inputs: 'words' must be float32; got int32; " + advice
-
-
 @pytest.mark.parametrize("changes, text", WRONG.values(), ids=list(WRONG))
 def test_one_thing_is_wrong(changes, text, capfd):
     if "must be float32" in text:
@@ -196,6 +178,24 @@ def test_states_of_attention(wrong):
     for state in wrong:
         size = 6 if state == "context0" else D
         assert "'{0}' must be [{1}], [2, {1}] or [1, 2, {1}], as ".format(state, size) in text
+
+
+def test_numbers_of_words_are_no_sequence():
+    """As floats they would be a sequence that the step cannot look up either."""
+    step = core.Net("step")
+    word, h_prev, table = step.AddExternalInputs("word", "h_prev", "table")
+    vector = step.Gather([table, word], "vector")
+    h_t = step.Tanh(step.Sum([vector, h_prev], "sum"), "h_t")
+    step.AddExternalOutput(h_t)
+    net = core.Net("net")
+    recurrent_net(net, step, [(word, "words")], [(h_prev, "h0")], {h_prev: h_t}, forward_only=True)
+    workspace.FeedBlob("words", np.array([[1, 2], [0, 3]], dtype=np.int32))
+    workspace.FeedBlob("h0", ones(N, D))
+    workspace.FeedBlob("table", ones(7, D))
+    with pytest.raises(ValueError) as caught:
+        check_inputs(net)
+    advice = "feed it as value.astype(np.float32), or look up before the loop what such numbers stand for (Gather)"
+    assert str(caught.value) == "check_inputs: 'words' must be float32; got int32; " + advice
 
 
 def test_lengths_of_an_encoder():

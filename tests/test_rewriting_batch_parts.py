@@ -34,6 +34,7 @@ from cells import CELLS
 from every_pair import every_pair
 from in_parts import EVERY_NUMBER, SIZES, parted
 from test_random_step_nets import seeds
+from test_rewriting_encoded import inserted
 from test_rewriting_unchanged_weights import assert_runs_see, parameters
 
 RULE = parting.RULE
@@ -441,11 +442,7 @@ def test_a_sequence_gradient_that_is_seen_stays_one(seen, blob):
 
 def add_in_place(net):
     """To what a product makes, so that the loop does not read the product's own result."""
-    operators = list(net.Proto().op)
-    loop = next(position for position, operator in enumerate(operators) if operator.type == support.LOOP)
-    operators.insert(loop, core.CreateOperator("Sum", ["layer/i2h", "added"], ["layer/i2h"]))
-    del net.Proto().op[:]
-    net.Proto().op.extend(operators)
+    inserted("Sum", ["layer/i2h", "added"], ["layer/i2h"])(net)
     net.Proto().external_input.append("added")
 
 

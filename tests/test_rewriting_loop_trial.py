@@ -123,6 +123,13 @@ def test_no_sequence_has_ended(tried):
             assert made.dtype == np.int32
 
 
+def assert_run(tried):
+    for candidates in tried:
+        for subject in candidates.values():
+            with prepared(subject) as timer:
+                assert timer(1.0).step > 0
+
+
 @pytest.mark.parametrize("options", [{}, {"gradients": False}, {"lengths": True}], ids=str)
 @pytest.mark.parametrize("before", [[], ["joined_sequence"]], ids=str)
 def test_what_is_timed_runs(before, options, tried, monkeypatch):
@@ -133,10 +140,7 @@ def test_what_is_timed_runs(before, options, tried, monkeypatch):
     report = optimize(model, ["parameter_gradients", "sequence_bias", *before, *RULES], dry_run=True)
     assert report.counts.keys() >= {"sequence_bias", *before}
     assert any(UNROLLED in candidates for candidates in tried)
-    for candidates in tried:
-        for subject in candidates.values():
-            with prepared(subject) as timer:
-                assert timer(1.0).step > 0
+    assert_run(tried)
 
 
 @pytest.mark.parametrize("parts", [1, 2])
@@ -153,10 +157,7 @@ def test_a_decoder_with_lengths_of_what_is_encoded_can_be_tried(parts, tried):
     assert report.counts.get("batch_parts", 0) == parts - 1
     assert any("parts" in candidates for candidates in tried) is (parts > 1)
     assert any(ON in candidates for candidates in tried)
-    for candidates in tried:
-        for subject in candidates.values():
-            with prepared(subject) as timer:
-                assert timer(1.0).step > 0
+    assert_run(tried)
 
 
 @pytest.mark.parametrize(

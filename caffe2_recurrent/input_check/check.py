@@ -27,8 +27,8 @@ def check_inputs(model_or_net: AnyNet) -> None:
     """Name what is in the workspace and does not fit a net with loops, and what is not there.
 
     The engine finds the same when the net runs, one thing at a time and in its own words. Call it when everything has
-    been fed and `param_init_net` has run, before `optimize`: of a loop that has been rewritten less can be said, and a
-    warning says so where nothing is found. It looks at
+    been fed and `param_init_net` has run, before `optimize`: of a loop that has been rewritten less can be said. It
+    looks at
 
     - blobs that the net reads, and nothing has fed or made;
     - sequences: `[T, N, ...]`, with N as the initial states and the lengths have it, and not `[N, T, ...]`;
@@ -40,6 +40,9 @@ def check_inputs(model_or_net: AnyNet) -> None:
 
     Args:
         model_or_net: a `ModelHelper`, a `core.Net` or a `NetDef` with loops, whoever built them.
+
+    Warns:
+        UserWarning: nothing was found, but the net has been optimised, and much cannot be seen.
 
     Raises:
         TypeError: it is none of these.
@@ -93,8 +96,8 @@ def _check_kinds(net: caffe2_pb2.NetDef, loops: List[Loop], fed: Mapping[str, Fe
             floats += operator.input
     for blob in dict.fromkeys(floats):
         if blob in fed and fed[blob].kind != np.float32:
-            is_number = blob in sequences and np.issubdtype(fed[blob].kind, np.integer)
-            also = ", or look up before the loop what such numbers stand for (Gather)" if is_number else ""
+            is_whole = blob in sequences and np.issubdtype(fed[blob].kind, np.integer)
+            also = ", or look up before the loop what such numbers stand for (Gather)" if is_whole else ""
             values.add(
                 "'{}' must be float32; got {}; feed it as value.astype(np.float32){}", blob, fed[blob].kind, also
             )

@@ -11,6 +11,7 @@ from caffe2_recurrent.numerical_check.comparison import compare
 from caffe2_recurrent.numerical_check.report import GradientReport
 from caffe2_recurrent.numerical_check.roles import read_inputs
 from caffe2_recurrent.numerical_check.settings import Settings, check_settings
+from caffe2_recurrent.numerical_check.slopes import is_moved
 from caffe2_recurrent.numerical_check.values import WORKSPACE, find_values, read_values
 from caffe2_recurrent.problems import Problems, meant, names
 from caffe2_recurrent.scratch_workspace import scratch_workspace
@@ -132,7 +133,7 @@ def _check_step(found: Mapping[str, Any], blobs: Sequence[str], step: float, pro
     for blob in blobs:
         value = found.get(blob)
         if isinstance(value, np.ndarray) and value.dtype == np.float32:
-            lost = value[np.isfinite(value) & (value + np.float32(step) == value - np.float32(step))]
+            lost = value[np.isfinite(value) & ~is_moved(value, step)]
             if lost.size:
                 largest = lost[np.argmax(np.abs(lost))]
                 problems.add("'{}' has {:g}, which float32 does not change by a step of {:g}", blob, largest, step)

@@ -10,7 +10,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.numerical_check.report import BlobCheck, GradientReport
 from caffe2_recurrent.numerical_check.roles import INPUT, read_roles
 from caffe2_recurrent.numerical_check.settings import Settings
-from caffe2_recurrent.numerical_check.slopes import Index, Slope, is_moved, slope
+from caffe2_recurrent.numerical_check.slopes import Index, Slope, slope
 from caffe2_recurrent.numerical_check.smaller_steps import agreement
 from caffe2_recurrent.numerical_check.trial import Trial
 from caffe2_recurrent.problems import Problems, first_line
@@ -90,11 +90,8 @@ def _elements(
         place = places[element]
         if not difference[element] > allowed[element]:
             break
-
-        def there(step: float, place: Index = place) -> Optional[Slope]:
-            return look(place, step) if is_moved(value, place, step) else None
-
-        agreed = agreement(there, error, own[element], difference[element], relative, settings.step)
+        there = functools.partial(look, place)
+        agreed = agreement(there, error, value[place], own[element], difference[element], relative, settings.step)
         if agreed is None:
             # The gradient is wrong, whatever the others are.
             break

@@ -36,9 +36,9 @@ def slope(
     return Slope((4 * near - far) / 3, abs(near - far), max(of_near, of_far))
 
 
-def is_moved(value: np.ndarray, index: Index, step: float) -> bool:
-    """Whether float32 changes an element by the step."""
-    return bool(value[index] + np.float32(step) != value[index] - np.float32(step))
+def is_moved(value: np.ndarray, step: float) -> np.ndarray:
+    """Whether float32 changes each element by the step."""
+    return value + np.float32(step) != value - np.float32(step)
 
 
 def _central(

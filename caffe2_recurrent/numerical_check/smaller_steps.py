@@ -2,7 +2,9 @@
 
 from typing import Callable, NamedTuple, Optional
 
-from caffe2_recurrent.numerical_check.slopes import Slope
+import numpy as np
+
+from caffe2_recurrent.numerical_check.slopes import Slope, is_moved
 
 # The smallest steps are so many times smaller.
 MOST = 64
@@ -18,8 +20,9 @@ class Agreement(NamedTuple):
 
 
 def agreement(
-    look: Callable[[float], Optional[Slope]],
+    look: Callable[[float], Slope],
     rounding: Callable[[Slope, float], float],
+    value: np.ndarray,
     own: float,
     difference: float,
     relative: float,
@@ -27,15 +30,13 @@ def agreement(
 ) -> Optional[Agreement]:
     """The first one with steps smaller than `step`, by which the net's `own` gradient differed by `difference`.
 
-    `look` gives the slope for a step, or None if float32 does not change the value by it, `rounding` its error in
-    float32, which grows as steps get smaller. What differs by less than that is not looked at: rounding could pass for
-    agreement there. `relative` is what gradients may differ by beside it.
+    `look` gives the slope at an element for a step, `rounding` its error in float32, which grows as steps get smaller.
+    What differs by less than that is not looked at: rounding could pass for agreement there; nor is what float32 does
+    not change the `value` of the element by. `relative` is what gradients may differ by beside it.
     """
     times = 2
-    while times <= MOST:
+    while times <= MOST and is_moved(value, step / times):
         slope = look(step / times)
-        if slope is None:
-            return None
         error = rounding(slope, step / times)
         if error > difference:
             return None
