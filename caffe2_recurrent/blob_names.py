@@ -4,7 +4,7 @@ from typing import Iterable, List, Sequence, Set
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.operator_arguments import STEP_NETS, net_to_read
+from caffe2_recurrent.operator_arguments import RENAMED, TIMESTEP, nets_of
 
 # What ends the names of blobs of a step that would otherwise have those of others in another kind of memory: shared by
 # all steps, kept by each, linked to a slice of an outer blob, or a view of another blob.
@@ -45,8 +45,10 @@ def names_of(operator: caffe2_pb2.OperatorDef) -> List[str]:
     found = [*operator.input, *operator.output, *operator.control_input]
     for given in operator.arg:
         found += [value.decode(errors="replace") for value in given.strings]
-        if given.HasField("n"):
-            found += all_names(given.n)
-        elif given.name in STEP_NETS:
-            found += all_names(net_to_read(operator, given.name))
+        if given.name.endswith(RENAMED):
+            found += [given.name[: -len(RENAMED)], given.s.decode()]
+        elif given.name == TIMESTEP:
+            found.append(given.s.decode())
+    for net in nets_of(operator):
+        found += all_names(net)
     return found

@@ -20,6 +20,8 @@ PARAMETER_GRADIENTS = "param_grads"
 RECOMPUTED = "recompute_blobs_on_backward"
 # in how many workspaces steps without a backward step take turns:
 WORKSPACES = "num_workspaces"
+# the blob of the number of the step:
+TIMESTEP = "timestep"
 # and the end of one that says how the gradient operator calls a blob.
 RENAMED = ".rename"
 

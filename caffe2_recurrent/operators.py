@@ -7,7 +7,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import scope
 from caffe2.python import utils as caffe2_utils
 
-from caffe2_recurrent.operator_arguments import has_nets, nets_of, string
+from caffe2_recurrent.operator_arguments import RENAMED, STEP_NETS, TIMESTEP, has_nets, net_to_read, nets_of, string
 
 OPERATOR = "RecurrentNetwork"
 GRADIENT_OPERATOR = "RecurrentNetworkGradient"
@@ -79,10 +79,12 @@ def copied(operator: caffe2_pb2.OperatorDef) -> caffe2_pb2.OperatorDef:
 
 
 def renamed(operator: caffe2_pb2.OperatorDef, names: Mapping[str, str]) -> caffe2_pb2.OperatorDef:
-    """A copy between blobs of other names, also in nets that it runs."""
+    """A copy between blobs of other names, also in nets that it runs and in what a loop says of its step."""
     made = copied(operator)
     for blobs in (made.input, made.output, made.control_input):
         blobs[:] = [names.get(blob, blob) for blob in blobs]
+    if made.type in LOOPS:
+        _rename_in_arguments(made, names)
     for net in nets_of(made):
         inside = [renamed(other, names) for other in net.op]
         del net.op[:]
@@ -90,6 +92,26 @@ def renamed(operator: caffe2_pb2.OperatorDef, names: Mapping[str, str]) -> caffe
         for blobs in (net.external_input, net.external_output):
             blobs[:] = [names.get(blob, blob) for blob in blobs]
     return made
+
+
+def _rename_in_arguments(loop: caffe2_pb2.OperatorDef, names: Mapping[str, str]) -> None:
+    """All strings of a loop are names of blobs, and so are what it renames and those that it renames them to."""
+    for given in loop.arg:
+        if given.name in STEP_NETS and given.s:
+            # Of a step net that is text, a copy would be renamed.
+            given.n.CopyFrom(net_to_read(loop, given.name))
+            given.ClearField("s")
+        elif given.name.endswith(RENAMED):
+            renamed_blob = given.name[: -len(RENAMED)]
+            given.name = names.get(renamed_blob, renamed_blob) + RENAMED
+            given.s = _other_name(given.s, names)
+        elif given.name == TIMESTEP:
+            given.s = _other_name(given.s, names)
+        given.strings[:] = [_other_name(blob, names) for blob in given.strings]
+
+
+def _other_name(blob: bytes, names: Mapping[str, str]) -> bytes:
+    return names.get(blob.decode(), blob.decode()).encode()
 
 
 def opened(operators: Iterable[caffe2_pb2.OperatorDef], with_steps: bool = True) -> Iterator[caffe2_pb2.OperatorDef]:

@@ -25,6 +25,7 @@ from caffe2_recurrent.operator_arguments import (
     STATES,
     STEP_NET,
     STEP_NETS,
+    TIMESTEP,
 )
 from caffe2_recurrent.operators import OPERATOR, gradient_name
 from caffe2_recurrent.problems import Problems
@@ -190,7 +191,7 @@ def _add_operator(
         STEP_NET: step_net.proto,
         STATES: [blobs.states for blobs in outer],
         INITIAL: [first_position[state.outer_initial] for state in step_net.states],
-        "timestep": step_net.timestep,
+        TIMESTEP: step_net.timestep,
         ENABLE: 1,
     }
     given.update(wiring.link_arguments("link", wiring.forward_links(step_net, outer)))

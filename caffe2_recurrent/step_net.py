@@ -9,7 +9,7 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.arguments import DEFAULT_TIMESTEP, Request
 from caffe2_recurrent.blob_names import all_names
-from caffe2_recurrent.operator_arguments import has_nets, string
+from caffe2_recurrent.operator_arguments import TIMESTEP, has_nets, string
 from caffe2_recurrent.operators import OPERATOR, SHOWING, copy_operator, is_written_next
 from caffe2_recurrent.problems import Problems, names
 
@@ -206,7 +206,7 @@ def _check_loops_within(step_net: StepNet, problems: Problems) -> None:
     """A loop within the step would count its steps in the blob that the step's own number is read from."""
     reads_its_number = any(step_net.timestep in operator.input for operator in step_net.proto.op)
     for index, operator in enumerate(step_net.proto.op):
-        if operator.type == OPERATOR and string(operator, "timestep", "") == step_net.timestep:
+        if operator.type == OPERATOR and string(operator, TIMESTEP, "") == step_net.timestep:
             if reads_its_number:
                 problems.add(
                     "step operator {} (RecurrentNetwork) counts its steps in '{}', which the step reads as its own "

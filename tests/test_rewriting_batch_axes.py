@@ -121,6 +121,7 @@ def test_attention(kind, lengths):
         ("Mul", ["encoded", HIDDEN], {"broadcast": 1, "axis": 0}),
         ("Concat", [HIDDEN, HIDDEN], {"axis": 1}),
         ("Concat", [HIDDEN, HIDDEN], {"axis": -1}),
+        ("Concat", [HIDDEN, HIDDEN], {"axis": -2}),
         ("Concat", [HIDDEN, HIDDEN], {"axis": 2, "add_axis": 1}),
         ("Concat", [HIDDEN, "for_all"], {"axis": 2}),
         ("LSTMUnit", [HIDDEN, CELL, "for_all", "layer/timestep"], {}),

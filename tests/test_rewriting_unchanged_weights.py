@@ -216,6 +216,26 @@ def planted():
     return model, blobs, right
 
 
+def test_a_sequence_that_is_filled_as_weights_are():
+    """What is made of it has a name of its own, which the links of the loop have to say as well."""
+    hiddens = []
+    for rules in ([], ["sequence_bias", RULE]):
+        model = ModelHelper("model")
+        model.param_init_net.GaussianFill([], "x", shape=[9, 4, 6])
+        hidden, *_ = LSTM(model, "x", None, None, 6, support.D, "layer", forward_only=True)
+        if not hiddens:
+            workspace.RunNetOnce(model.param_init_net)
+        report = optimize(model, rules, even_if_slower=True)
+        assert all(report.counts.values()), report
+        workspace.CreateNet(model.net)
+        hiddens.append([])
+        for seed in range(3):
+            change("x", seed)
+            workspace.RunNet(model.net)
+            hiddens[-1].append(workspace.FetchBlob(hidden))
+    support.assert_same(*((values, {}) for values in hiddens))
+
+
 def test_nothing_is_made_anew_of_the_same_weights():
     model, blobs, right = planted()
     workspace.RunNet(model.net)

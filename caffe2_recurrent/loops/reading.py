@@ -21,6 +21,7 @@ from caffe2_recurrent.operator_arguments import (
     RENAMED,
     STATES,
     STEP_NET,
+    TIMESTEP,
     integers,
     string,
     strings,
@@ -60,7 +61,7 @@ def _read(operator: caffe2_pb2.OperatorDef, gradient_operator: Optional[caffe2_p
             integers(forward, "alias_offset"),
         )
     ]
-    timestep = string(forward, "timestep", DEFAULT_TIMESTEP)
+    timestep = string(forward, TIMESTEP, DEFAULT_TIMESTEP)
     links, operators = unchained(net.op, timestep)
     loop = Loop(
         name=outputs[0],

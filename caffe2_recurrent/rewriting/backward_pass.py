@@ -18,7 +18,15 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.backward.gradient_maker import POSITIONS
 from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.loops.parts import Carried, State, StateGradient
-from caffe2_recurrent.operator_arguments import BACKWARD_STEP_NET, STATES, WORKSPACES, argument, integers, strings
+from caffe2_recurrent.operator_arguments import (
+    BACKWARD_STEP_NET,
+    STATES,
+    TIMESTEP,
+    WORKSPACES,
+    argument,
+    integers,
+    strings,
+)
 from caffe2_recurrent.operators import BACKWARD_PASS_OF, OPERATOR, copied, gradient_name, new_operator
 from caffe2_recurrent.rewriting import chains
 from caffe2_recurrent.rewriting.emit import ATEN, aten_is_missing
@@ -155,7 +163,7 @@ def _backward(
     net.external_input.extend(sorted({link.outer for link in shown} - set(net.external_input)))
     # Without `enable_rnn_executor`: who turns it on for all loops that have it leaves this one alone, of whose links it
     # does not know.
-    arguments: Dict[str, Any] = {"timestep": loop.timestep, BACKWARD_PASS_OF: loop.workspaces}
+    arguments: Dict[str, Any] = {TIMESTEP: loop.timestep, BACKWARD_PASS_OF: loop.workspaces}
     workspaces = argument(loop.forward, WORKSPACES)
     if workspaces is not None:
         arguments[WORKSPACES] = workspaces.i

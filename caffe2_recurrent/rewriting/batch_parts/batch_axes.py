@@ -172,8 +172,9 @@ class _Step:
         return axis
 
     def _put_together(self, operator: caffe2_pb2.OperatorDef, places: List[Place]) -> int:
-        axis = self._at_one_axis(places)
-        if integer(operator, "axis", 1) in (axis, -1) or integer(operator, "add_axis", 0):
+        axis, along = self._at_one_axis(places), integer(operator, "axis", 1)
+        # One that counts from the end may be that of the batch.
+        if along < 0 or along == axis or integer(operator, "add_axis", 0):
             raise Unknown
         return axis
 
