@@ -20,6 +20,8 @@ GRADIENT_SUFFIX = "_grad"
 GRADIENT_NAME = re.compile(GRADIENT_SUFFIX + "(_[^/]*)?$")
 # Their output is the memory of their input, under another name.
 SHOWING = frozenset(["Alias", "AliasWithName"])
+# Turns each sequence round, for the loop that runs over it from its end.
+TURNING = "ReversePackedSegs"
 # The engine's operator that makes a blob a view of slices. And an argument of our own, of which the engine takes no
 # notice: a loop that is the backward pass of another one has that one's step workspaces in it.
 LINK = "rnn_internal_apply_link"

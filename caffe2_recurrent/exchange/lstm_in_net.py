@@ -15,8 +15,8 @@ from caffe2_recurrent.exchange.lstm_loop import LSTMLoop, Outputs, read_lstm_loo
 from caffe2_recurrent.loops.loop import Loop, stands_for_loop
 from caffe2_recurrent.loops.reading import read_loops
 from caffe2_recurrent.loops.selection import note_no_loops
-from caffe2_recurrent.loops.shape_inference import TURNING
 from caffe2_recurrent.operator_arguments import integer
+from caffe2_recurrent.operators import TURNING
 from caffe2_recurrent.problems import Problems, names
 from caffe2_recurrent.stack import BACKWARD, FORWARD, full_lengths
 

@@ -8,19 +8,13 @@ import functools
 from typing import Dict, Iterable, Mapping, Optional, Sequence, Tuple
 
 from caffe2.proto import caffe2_pb2
-from caffe2.python import workspace
 
+from caffe2_recurrent.loops.caffe2_inference import infer, is_addcmul
 from caffe2_recurrent.loops.fitting_shapes import fit
-from caffe2_recurrent.operator_arguments import integer, integers, string
+from caffe2_recurrent.operator_arguments import integer, integers
 from caffe2_recurrent.operators import is_on_onednn
 
 Shape = Tuple[int, ...]
-# Turns each sequence round, for the loop that runs over it from its end.
-TURNING = "ReversePackedSegs"
-# What they make is shaped like their first input, of which not every Caffe2 says something.
-LIKE_THE_FIRST = frozenset(
-    [TURNING, "ElementwiseLinear", "SequenceMask", "SigmoidGradient", "SoftmaxGradient", "TanhGradient"]
-)
 
 
 class Inference:
@@ -83,32 +77,9 @@ def _inferred(operator: bytes, known: Tuple[Tuple[str, Shape], ...]) -> Mapping[
     given = caffe2_pb2.OperatorDef.FromString(operator)
     # Caffe2 passes over others with a warning, and takes it that what ATen gives has no dimensions.
     shapes = dict(known)
-    if not shapes.keys() >= set(given.input) or (given.type == "ATen" and not _is_addcmul(given)):
+    if not shapes.keys() >= set(given.input) or (given.type == "ATen" and not is_addcmul(given)):
         return {}
     if not fit(given, [shapes[blob] for blob in given.input]):
         return {}
-    net = caffe2_pb2.NetDef(op=_known_to_caffe2(given))
-    dimensions = {blob: list(shape) for blob, shape in known}
-    try:
-        found, _ = workspace.InferShapesAndTypes([net], dimensions, nets_proto=True)
-    except (RuntimeError, TypeError):
-        return {}
+    found, _ = infer(given, [shapes[blob] for blob in given.input])
     return {blob: tuple(int(size) for size in shape) for blob, shape in found.items() if shape}
-
-
-def _known_to_caffe2(operator: caffe2_pb2.OperatorDef) -> Sequence[caffe2_pb2.OperatorDef]:
-    """An operator of whose shapes Caffe2 can say something, or several, in the place of one of which it cannot."""
-    if operator.type in LIKE_THE_FIRST:
-        return [caffe2_pb2.OperatorDef(type="Copy", input=operator.input[:1], output=operator.output[:1])]
-    if _is_addcmul(operator):
-        first, *factors = operator.input
-        product = operator.output[0] + "_product"
-        return [
-            caffe2_pb2.OperatorDef(type="Mul", input=factors, output=[product]),
-            caffe2_pb2.OperatorDef(type="Add", input=[first, product], output=operator.output),
-        ]
-    return [operator]
-
-
-def _is_addcmul(operator: caffe2_pb2.OperatorDef) -> bool:
-    return operator.type == "ATen" and string(operator, "operator", "") == "addcmul"

@@ -4,13 +4,13 @@ From Caffe2's own shape inference, and for operators of which it knows nothing f
 stays unknown.
 """
 
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence
+from typing import Callable, Dict, NamedTuple, Optional, Sequence
 
 import numpy as np
 from caffe2.proto import caffe2_pb2
-from caffe2.python import workspace
 
 from caffe2_recurrent import workspace_blobs
+from caffe2_recurrent.loops.caffe2_inference import infer as infer_by_caffe2
 from caffe2_recurrent.loops.sizes import Shape
 from caffe2_recurrent.operator_arguments import integer, integers, string
 from caffe2_recurrent.operators import LINK
@@ -67,18 +67,11 @@ def infer(operator: caffe2_pb2.OperatorDef, inputs: Tensors) -> Dict[int, Tensor
     if rule is not None:
         tensor = rule(operator, inputs)
         return {} if tensor is None else dict.fromkeys(range(len(operator.output)), tensor)
-    dimensions: Dict[str, List[int]] = {}
-    types: Dict[str, int] = {}
-    for blob, known in zip(operator.input, inputs):
-        if known is None or known.kind is None:
-            # Caffe2 would have nothing to say but a warning.
-            return {}
-        dimensions[blob], types[blob] = list(known.shape), CAFFE2_TYPES[known.kind]
-    net = caffe2_pb2.NetDef(op=[operator])
-    try:
-        shapes, kinds = workspace.InferShapesAndTypes([net], dimensions, nets_proto=True, blob_types=types)
-    except RuntimeError:
+    known = [(tensor.shape, CAFFE2_TYPES[tensor.kind]) for tensor in inputs if tensor and tensor.kind is not None]
+    if len(known) < len(inputs):
+        # Caffe2 would have nothing to say but a warning.
         return {}
+    shapes, kinds = infer_by_caffe2(operator, [shape for shape, _ in known], [kind for _, kind in known])
     return {
         position: Tensor(tuple(int(size) for size in shapes[blob]), NUMPY_TYPES.get(kinds[blob]))
         for position, blob in enumerate(operator.output)
