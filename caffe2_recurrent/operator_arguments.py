@@ -77,7 +77,7 @@ def net_to_read(operator: caffe2_pb2.OperatorDef, name: str) -> caffe2_pb2.NetDe
 
 def has_nets(operator: caffe2_pb2.OperatorDef) -> bool:
     """Whether the operator is given nets, to run them or, as the step of a loop, parts of them."""
-    return any(given.HasField("n") or given.nets for given in operator.arg)
+    return any(given.HasField("n") or given.nets or (given.name in STEP_NETS and given.s) for given in operator.arg)
 
 
 def nets_of(operator: caffe2_pb2.OperatorDef) -> Iterator[caffe2_pb2.NetDef]:

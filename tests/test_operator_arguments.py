@@ -32,5 +32,12 @@ def test_step_nets_may_be_text(inner):
     assert operator_arguments.net_to_read(operator, "step_net") == inner
 
 
+@pytest.mark.parametrize("as_text", [False, True])
+def test_a_loop_has_nets_whether_they_are_text_or_not(inner, as_text):
+    operator = core.CreateOperator("RecurrentNetwork", ["x"], ["y"], step_net=str(inner) if as_text else inner)
+    assert operator_arguments.has_nets(operator)
+    assert not operator_arguments.has_nets(core.CreateOperator("Copy", ["x"], ["y"], words="text"))
+
+
 def test_no_net_is_an_empty_one():
     assert not operator_arguments.net_to_read(caffe2_pb2.OperatorDef(), "step_net").op

@@ -8,7 +8,8 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loops.loop import Loop, laid_out_when_changed
 from caffe2_recurrent.loops.parts import Surroundings
-from caffe2_recurrent.operator_arguments import net_to_read, nets_of
+from caffe2_recurrent.loops.tensor_names import changed_by, names_of_tensors, written_by
+from caffe2_recurrent.operator_arguments import net_to_read
 from caffe2_recurrent.operators import GRADIENT_OPERATOR, LOOPS, SHOWING, copied, is_on_onednn
 
 # In place they change what a tensor looks like, not what it holds.
@@ -28,8 +29,9 @@ def add_surroundings(net: caffe2_pb2.NetDef, loops: Mapping[int, Loop], names: S
     """
     mentioned = Counter(itertools.chain.from_iterable(names))
     read = frozenset(blob for operator in net.op for blob in operator.input)
-    written = [_written_by(operator) for operator in net.op]
+    written = [written_by(operator) for operator in net.op]
     fed = read.difference(*written)
+    tensors = names_of_tensors(net)
     is_in_order = net.type in ONE_BY_ONE
     for position, loop in loops.items():
         products = _products(net, {link.outer for link in loop.links})
@@ -39,9 +41,9 @@ def add_surroundings(net: caffe2_pb2.NetDef, loops: Mapping[int, Loop], names: S
         loop.surroundings = Surroundings(
             products=products,
             of_references={place: made for place, made in of_references.items() if place not in products},
-            sources=_sources(net, loop, position, products, mentioned),
+            sources=_sources(net, loop, position, products, mentioned, tensors),
             sinks=sinks,
-            ready=_ready(net, loop, sinks),
+            ready=_ready(net, loop, sinks, tensors),
             laying_out=_laying_out(net, position),
             busy=_busy(net, loop, position),
             read_outside=set(net.external_output).union(*(names[other] for other in others)),
@@ -75,15 +77,6 @@ def _written_outside(
     return found
 
 
-def _written_by(operator: caffe2_pb2.OperatorDef) -> List[str]:
-    """With what is written in nets that it runs."""
-    found = [*operator.output]
-    for net in nets_of(operator):
-        for inner in net.op:
-            found += _written_by(inner)
-    return found
-
-
 def _products(net: caffe2_pb2.NetDef, results: Set[str]) -> Dict[int, List[caffe2_pb2.OperatorDef]]:
     """The products of `net` that make some of `results`, or rows of another one, and the gradients of these.
 
@@ -104,7 +97,12 @@ def _products(net: caffe2_pb2.NetDef, results: Set[str]) -> Dict[int, List[caffe
 
 
 def _sources(
-    net: caffe2_pb2.NetDef, loop: Loop, position: int, products: Products, mentioned: Mapping[str, int]
+    net: caffe2_pb2.NetDef,
+    loop: Loop,
+    position: int,
+    products: Products,
+    mentioned: Mapping[str, int],
+    tensors: Mapping[str, Set[str]],
 ) -> Dict[str, int]:
     """The FCs of `products` that nothing would miss if they ran right in front of the loop at `position`."""
     found = {}
@@ -113,7 +111,7 @@ def _sources(
         (result,) = operator.output[:1]
         if result not in sequences:
             continue
-        changed = {blob for other in net.op[source + 1 : position] for blob in other.output}
+        changed = changed_by(net.op[source + 1 : position], tensors)
         own = [net.op[source], *loop.outer_operators]
         alone = mentioned[result] == len(own) and result not in net.external_output
         if operator.type == "FC" and source < position and alone and changed.isdisjoint(operator.input):
@@ -139,35 +137,15 @@ def _sinks(net: caffe2_pb2.NetDef, loop: Loop, products: Products) -> Set[int]:
     return found
 
 
-def _ready(net: caffe2_pb2.NetDef, loop: Loop, sinks: Set[int]) -> Set[int]:
+def _ready(net: caffe2_pb2.NetDef, loop: Loop, sinks: Set[int], tensors: Mapping[str, Set[str]]) -> Set[int]:
     """Those of `sinks` whose rows nothing writes to between the end of the loop and them."""
-    found = set()
-    for sink in sinks:
-        rows = _names_of_one_tensor(net, net.op[sink].input[0])
-        between = [operator for operator in net.op[_end(net, loop) + 1 : sink] if operator.type not in SHOWING]
-        if rows.isdisjoint(itertools.chain.from_iterable(map(_written_by, between))):
-            found.add(sink)
-    return found
+    behind = _end(net, loop) + 1 if sinks else 0
+    return {sink for sink in sinks if net.op[sink].input[0] not in changed_by(net.op[behind:sink], tensors)}
 
 
 def _end(net: caffe2_pb2.NetDef, loop: Loop) -> int:
     """The position of the loop's gradient operator."""
     return next(position for position, operator in enumerate(net.op) if operator.input[-1:] == loop.outputs[-1:])
-
-
-def _names_of_one_tensor(net: caffe2_pb2.NetDef, blob: str) -> Set[str]:
-    """All names under which operators of the net may know the tensor that `blob` names."""
-    names, showing = {blob}, [operator for operator in net.op if operator.type in SHOWING]
-    while True:
-        found = {
-            name
-            for operator in showing
-            for name in (operator.input[0], *operator.output)
-            if not names.isdisjoint((operator.input[0], *operator.output))
-        }
-        if found <= names:
-            return names
-        names |= found
 
 
 def _laying_out(net: caffe2_pb2.NetDef, position: int) -> List[caffe2_pb2.OperatorDef]:

@@ -8,6 +8,7 @@ from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.loops.parts import Keeping
 from caffe2_recurrent.loops.reading import read_loops
 from caffe2_recurrent.loops.sizes import Sizes
+from caffe2_recurrent.loops.tensor_names import changed_by, names_of_tensors
 from caffe2_recurrent.operator_arguments import has_nets
 from caffe2_recurrent.operators import GRADIENT_OPERATOR, LINK, OPERATOR, is_backward_of
 from caffe2_recurrent.rewriting import exposed_gradients, memory_names, passes, turning, unchanged_weights
@@ -164,4 +165,4 @@ def _mistakable(loop: Loop, net: caffe2_pb2.NetDef) -> Optional[str]:
 def _written_between(net: caffe2_pb2.NetDef, first: caffe2_pb2.OperatorDef, last: caffe2_pb2.OperatorDef) -> Set[str]:
     operators = list(net.op)
     between = operators[operators.index(first) + 1 : operators.index(last)]
-    return {blob for operator in between for blob in operator.output}
+    return changed_by(between, names_of_tensors(net))

@@ -14,6 +14,7 @@ from caffe2_recurrent.blob_names import names_of
 from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.loops.reading import workspaces_of
 from caffe2_recurrent.loops.sizes import Sizes
+from caffe2_recurrent.loops.tensor_names import changed_by, names_of_tensors
 from caffe2_recurrent.operator_arguments import integer, integers
 from caffe2_recurrent.operators import LOOPS, SUM
 from caffe2_recurrent.rewriting.batch_parts.bounds import Layout
@@ -36,7 +37,7 @@ def find(
 ) -> List[Encoded]:
     """What may as well be made right in front of the loop at `place`, and of which nothing else knows."""
     otherwise = {link.outer for link in loop.all_links} | {state.outer_initial for state in loop.states}
-    found = []
+    found, tensors = [], names_of_tensors(net)
     for position, operator in enumerate(net.op[:place]):
         layout = _layout_of_rows(operator, references, sizes)
         if layout is None or operator.control_input or otherwise.intersection(operator.output):
@@ -44,7 +45,7 @@ def find(
         (result,) = operator.output
         others = (other for index, other in enumerate(net.op) if index != position and not _is_of(loop, other))
         is_known = result in net.external_output or any(result in names_of(other) for other in others)
-        changed = {blob for other in net.op[position + 1 : place] for blob in other.output}
+        changed = changed_by(net.op[position + 1 : place], tensors)
         if not is_known and changed.isdisjoint(operator.input):
             found.append(Encoded(position, operator.input[0], result, layout))
     return found

@@ -19,6 +19,7 @@ from caffe2_recurrent.blob_names import names_of
 from caffe2_recurrent.loops.loop import Loop, is_optimised
 from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.loops.surroundings import ONE_BY_ONE
+from caffe2_recurrent.loops.tensor_names import changed_by, names_of_tensors
 from caffe2_recurrent.operator_arguments import integers
 from caffe2_recurrent.rewriting.batch_parts import batch_axes
 from caffe2_recurrent.rewriting.batch_parts import encoded as encoded_sequences
@@ -114,7 +115,7 @@ def _backward(net: caffe2_pb2.NetDef, loop: Loop, of_encoded: Gradients) -> List
     # What a product reads has parts only where it is made in parts itself.
     sinks = {sink for sink in loop.surroundings.sinks if list(net.op[sink].input[:2]) in products}
     sinks &= loop.surroundings.ready
-    taken, shown = [position], {loop.gradient.sequence}
+    taken, shown, tensors = [position], {loop.gradient.sequence}, names_of_tensors(net)
     for place in range(position + 1, len(net.op)):
         operator = net.op[place]
         shows = operator.type == "Alias" and operator.input[0] in shown and not operator.control_input
@@ -123,7 +124,7 @@ def _backward(net: caffe2_pb2.NetDef, loop: Loop, of_encoded: Gradients) -> List
             continue
         others = [net.op[other] for other in range(position + 1, place) if other not in taken]
         touched = {blob for other in others for blob in names_of(other)}
-        written = {blob for other in others for blob in other.output}
+        written = changed_by(others, tensors)
         if touched.isdisjoint(operator.output) and written.isdisjoint(operator.input):
             taken.append(place)
             shown.update(operator.output if shows else ())
@@ -234,14 +235,14 @@ def _blobs_of_encoded(net: caffe2_pb2.NetDef, region: Region, read_elsewhere: Se
 def _disturbed(net: caffe2_pb2.NetDef, region: Region) -> Optional[str]:
     """What else in the net has to do with blobs that the parts keep for themselves, or writes to what they read."""
     hidden = region.own - {region.loop.workspaces}
-    last = max(region.positions)
+    last, tensors = max(region.positions), names_of_tensors(net)
     for position, operator in enumerate(net.op):
         if position in region.positions:
             continue
         known = hidden.intersection(names_of(operator))
         if known or region.loop.workspaces in operator.input:
             return "'{}' is seen by '{}' outside of it".format(min(known or {region.loop.workspaces}), operator.type)
-        changed = (region.whole | set(region.sliced)).intersection(operator.output)
+        changed = (region.whole | set(region.sliced)).intersection(changed_by([operator], tensors))
         if changed and region.place < position < last:
             return "'{}' is written between its passes".format(min(changed))
     seen = hidden.intersection(net.external_output)
