@@ -28,6 +28,9 @@ def set_apart(loop: Loop) -> None:
     # What nothing writes any more is left out.
     loop.shared[:] = [names.get(blob, blob) for blob in shared] + [renamed(blob, names) for blob in of_engine]
     loop.links[:] = _renamed(loop.links, names)
+    if loop.unrolled is not None:
+        shapeless = frozenset(names.get(blob, blob) for blob in loop.unrolled.shapeless)
+        loop.unrolled = loop.unrolled._replace(shapeless=shapeless)
     nets = [loop.net]
     if loop.gradient is not None:
         loop.gradient.links[:] = _renamed(loop.gradient.links, names)

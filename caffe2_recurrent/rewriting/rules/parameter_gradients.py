@@ -14,8 +14,8 @@ from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.sequences.over_steps import OverSteps, of_forward, of_gradient, vector_along
 from caffe2_recurrent.rewriting.steps import dataflow, gradient_parts
 from caffe2_recurrent.rewriting.steps.gradient_parts import FC_GRADIENT, Parts
-from caffe2_recurrent.rewriting.steps.rows import FEATURES, repeats, with_rows
-from caffe2_recurrent.rewriting.steps.step_shapes import MAY_BE_LARGER, shapes_before
+from caffe2_recurrent.rewriting.steps.rows import DIMENSIONS, FEATURES, repeats, with_rows
+from caffe2_recurrent.rewriting.steps.step_shapes import MAY_BE_LARGER, other_shapes, shapes_before
 
 
 class ParameterGradients(Rule):
@@ -128,6 +128,9 @@ def _refusal(loop: Loop, sizes: Sizes, parts: Parts, position: int, rows: Set[st
             return "'{}' has {} dimensions".format(parts.weights, len(shape))
     if parts.input not in rows:
         return "'{}' is not known to have one row for each sequence".format(parts.input)
+    reason = _why_no_rows_of_gradient(loop, sizes, parts, position)
+    if reason is not None:
+        return reason
     if parts.is_by_element:
         reason = _refusal_by_element(loop, sizes, parts, position)
         if reason is not None:
@@ -145,6 +148,19 @@ def _refusal(loop: Loop, sizes: Sizes, parts: Parts, position: int, rows: Set[st
         if isinstance(found, str):
             return found
     return None
+
+
+def _why_no_rows_of_gradient(loop: Loop, sizes: Sizes, parts: Parts, position: int) -> Optional[str]:
+    """dY is shaped like Y, but where it comes of a slice that steps write in another shape than the engine shows."""
+    assert loop.gradient is not None
+    others = other_shapes(loop, sizes)
+    if not others:
+        return None
+    shape = shapes_before(loop, sizes, loop.gradient.operators, position).get(parts.of_output)
+    if shape is not None and len(shape) == DIMENSIONS and shape[:-1] == (1, sizes.batch(loop)):
+        return None
+    text = "'{}' is not known to have one row for each sequence: steps write '{}' in another shape than its slice has"
+    return text.format(parts.of_output, min(others))
 
 
 def _refusal_by_element(loop: Loop, sizes: Sizes, parts: Parts, position: int) -> Optional[str]:

@@ -53,7 +53,7 @@ def shapes_before(loop: Loop, sizes: Sizes, operators: Sequence[caffe2_pb2.Opera
         return _after(operators[:position], found, slices)
     assert loop.gradient is not None
     found = _after(loop.operators, found, slices)
-    slices = {**_slices(loop, sizes.batch(loop), outer, loop.gradient.backward_links), **rows}
+    slices = {**_slices_of_gradient(loop, sizes.batch(loop), outer), **rows}
     return _after(operators[:position], {**found, **slices}, slices)
 
 
@@ -65,8 +65,20 @@ def shapes_written(loop: Loop, sizes: Sizes) -> Shapes:
     found = _after(loop.operators, {**outer, **rows, **_slices(loop, batch, outer, loop.links)}, rows)
     if loop.gradient is None:
         return found
-    slices = _slices(loop, batch, outer, loop.gradient.backward_links)
-    return _after(loop.gradient.operators, {**found, **slices}, rows)
+    # The engine shows the backward step slices as they are, in whatever shape the step has written them.
+    seen = {**found, **_slices_of_gradient(loop, batch, outer)}
+    made = _after(loop.gradient.operators, seen, rows)
+    written = {blob for operator in loop.gradient.operators for blob in operator.output}
+    return {**found, **{blob: shape for blob, shape in made.items() if blob in written or blob not in seen}}
+
+
+def other_shapes(loop: Loop, sizes: Sizes) -> Set[str]:
+    """The slices that a step is known to write in another shape than they have."""
+    outer, batch = sizes.made_by(loop.before), sizes.batch(loop)
+    slices = _slices(loop, batch, outer, loop.links)
+    found = _after(loop.operators, {**outer, **_rows(loop, batch), **slices}, {})
+    linked = {link.inner for link in loop.written_links}
+    return {blob for blob in linked if blob in found and blob in slices and found[blob] != slices[blob]}
 
 
 def columns(loop: Loop, sizes: Sizes) -> Dict[str, int]:
@@ -102,6 +114,12 @@ def _slices(loop: Loop, batch: Optional[int], outer: Mapping[str, Shape], links:
         if batch is not None and shape:
             found[link.inner] = (1, batch, shape[-1]) if link.outer in initial else (1, *shape[1:])
     return found
+
+
+def _slices_of_gradient(loop: Loop, batch: Optional[int], outer: Mapping[str, Shape]) -> Shapes:
+    """Those that the backward step sees of both passes."""
+    assert loop.gradient is not None
+    return _slices(loop, batch, outer, [*loop.gradient.links, *loop.gradient.backward_links])
 
 
 def _rows(loop: Loop, batch: Optional[int]) -> Shapes:
