@@ -124,15 +124,16 @@ def cudnn_LSTM(  # noqa: N802
     gates = list(_gates(dim_in, dim_out, num_layers))
     spec = ParameterSpec(WEIGHT, [sum(gate.size for gate in gates)], Initializer("ConstantFill"), ParameterTags.WEIGHT)
     is_new = _check_weight(model, scope, spec, bool(values))
+    trouble = machine_trouble()
+    if trouble is not None:
+        # Before anything is built: a warning may be an error.
+        warnings.warn("cudnn_LSTM: this net can be built here but not run: " + trouble, stacklevel=2)
     with parameters.building("cudnn_LSTM", model, scope, [spec]) as created:
         cudnn = _Cudnn(_full_name(input_blob), created[WEIGHT], dim_out, num_layers)
         if is_new and model.init_params:
             cudnn.fill(model.param_init_net, gates, values)
         outputs = cudnn.run(model.net, [_full_name(state) for state in initial_states])
         extractor = (cudnn.extract(gates),) if wants_extractor else ()
-    trouble = machine_trouble()
-    if trouble is not None:
-        warnings.warn("cudnn_LSTM: this net can be built here but not run: " + trouble, stacklevel=2)
     return outputs + extractor
 
 

@@ -35,4 +35,4 @@ def that_withhold_threads(environment: Mapping[str, str] = os.environ) -> str | 
 
 def _number(text: str) -> int | None:
     """A number of threads, from 1 on; None for what OpenMP would pass over."""
-    return int(text) if text.strip().isdigit() and int(text) > 0 else None
+    return int(text) if text.strip().isdecimal() and int(text) > 0 else None

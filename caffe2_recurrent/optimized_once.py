@@ -44,7 +44,7 @@ class Optimizer:
             net.CopyFrom(known)
             return report
         even_if_slower, trials, *promises = self._flags
-        report = optimize_proto(net, None, self._rules, {}, False, even_if_slower, trials, Promises(*promises))
+        report = optimize_proto(net, self._rules, even_if_slower, trials, Promises(*promises))
         copy = caffe2_pb2.NetDef()
         copy.CopyFrom(net)
         self._known[key] = copy, report

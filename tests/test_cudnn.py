@@ -453,6 +453,15 @@ def with_gpu(monkeypatch):
     monkeypatch.setattr(cudnn_machine, "workspace", Machine(1))
 
 
+def test_a_warning_that_is_an_error_leaves_the_model_as_it_was(without_gpu):
+    model = ModelHelper("model")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="can be built here but not run"):
+            call(model)
+    assert not model.net.Proto().op and not model.param_init_net.Proto().op and not model.params
+
+
 def test_building_without_a_gpu_warns(without_gpu):
     with pytest.warns(UserWarning) as caught:
         call(ModelHelper("model"))

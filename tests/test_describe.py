@@ -233,6 +233,20 @@ def test_windows_and_longer_initial_values():
     assert support.step_tensors(net, 2)["h_prev"].shape == (2, 2, 4)
 
 
+@pytest.mark.parametrize("slices", [1, 3])
+def test_outputs_have_a_slice_more_for_each_of_an_initial_value(slices):
+    net, step = core.Net("net"), core.Net("step")
+    x_t, h_prev = step.AddExternalInputs("x_t", "h_prev")
+    h_t = step.Tanh(step.Sum([x_t, h_prev], "z"), "h_t")
+    outputs = recurrent_net(net, step, [(x_t, "x")], [(h_prev, "h0")], {h_prev: h_t}, forward_only=True)
+    shapes = {"x": (5, 2, 3), "h0": (slices, 2, 3)}
+    text = str(describe(net, shapes))
+    support.feed(shapes)
+    workspace.RunNetOnce(net)
+    for blob in outputs:
+        assert "{} {} is".format(blob, list(workspace.FetchBlob(blob).shape)) in text
+
+
 # What a step keeps, beside what its workspace holds
 
 VARIANTS = {

@@ -584,11 +584,11 @@ def test_promises_are_passed_on(monkeypatch):
         workspace.RunNetOnce(model.net)
     with installed([]):
         workspace.RunNetOnce(model.net)
-    flags = ("dry_run", "even_if_slower", "trials", "promises")
+    flags = ("even_if_slower", "trials", "promises")
     assert [tuple(call[flag] for flag in flags) for call in seen] == [
-        (False, True, False, (True, False)),
-        (False, True, True, (False, True)),
-        (False, True, True, (False, False)),
+        (True, False, (True, False)),
+        (True, True, (False, True)),
+        (True, True, (False, False)),
     ]
 
 

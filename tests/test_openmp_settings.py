@@ -36,6 +36,7 @@ def four_processors(monkeypatch):
         ({"OMP_THREAD_LIMIT": "3", "OMP_NUM_THREADS": "2"}, None),
         ({"OMP_THREAD_LIMIT": "1", "OMP_NUM_THREADS": "2,8"}, "OMP_THREAD_LIMIT=1, with OMP_NUM_THREADS=2"),
         ({"OMP_THREAD_LIMIT": "1", "OMP_NUM_THREADS": "many"}, "OMP_THREAD_LIMIT=1, with 4 processors"),
+        ({"OMP_THREAD_LIMIT": "\N{SUPERSCRIPT TWO}"}, None),
         ({"OMP_THREAD_LIMIT": "few", "OMP_NUM_THREADS": "2"}, None),
         ({"OMP_THREAD_LIMIT": "0", "OMP_NUM_THREADS": "2"}, None),
     ],

@@ -146,6 +146,17 @@ def test_a_net_that_the_engine_has_already():
         assert optimize(model, even_if_slower=True).total
 
 
+def test_a_warning_that_is_an_error_leaves_the_net_as_it_was():
+    model, _ = support.lstm()
+    workspace.CreateNet(model.net)
+    before = snapshot(model.net)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="has a net '{}' already".format(model.net.Name())):
+            optimize(model, even_if_slower=True)
+    assert snapshot(model.net) == before
+
+
 @pytest.mark.parametrize("options", [{"dry_run": True}, {"rules": []}], ids=["dry run", "nothing to do"])
 def test_a_net_that_stays_as_the_engine_has_it(options):
     model, _ = support.lstm()
@@ -169,6 +180,10 @@ def test_shapes_that_are_no_mapping(value):
 def test_shapes_of_the_wrong_kind(value):
     expected = "optimize: shapes['x'] {}; got {!r} of type {}".format(SIZES, value, type(value).__name__)
     assert refused(shapes={"x": value}) == expected
+
+
+def test_shapes_with_an_array_among_them():
+    assert refused(shapes={"x": (5, np.array([2, 2]), 3)}).startswith("optimize: shapes['x'] {}; got".format(SIZES))
 
 
 def test_shapes_of_what_is_no_blob():

@@ -6,7 +6,7 @@ import numpy as np
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
-from caffe2_recurrent.arguments import is_iterable
+from caffe2_recurrent.arguments import is_integer, is_iterable
 from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.loops.sizes import Shape, made_by_init_net, shapes_of_inputs
 from caffe2_recurrent.operator_arguments import integer
@@ -129,4 +129,4 @@ def _sequences(loops: Iterable[Loop]) -> Iterable[Tuple[str, str]]:
 
 
 def _is_size(value: Any) -> bool:
-    return hasattr(value, "__index__") and not isinstance(value, bool) and int(value) > 0
+    return is_integer(value) and int(value) > 0

@@ -140,19 +140,32 @@ def _as_before(operator: caffe2_pb2.OperatorDef) -> Iterable[caffe2_pb2.Operator
 
 
 def loop_outputs(operator: caffe2_pb2.OperatorDef, known: Mapping[str, Shape]) -> Dict[str, Shape]:
-    """`[T, N, D]` and `[1, N, D]` for the outputs of a loop, as far as sequence and initial values are known."""
-    sequence = known.get(operator.input[0])
+    """`[T, N, D]` and `[1, N, D]` for the outputs of a loop, as far as sequence and initial values are known.
+
+    There is a slice more for each that an initial value `[S, N, D]` has beyond one.
+    """
     found: Dict[str, Shape] = {}
-    sizes = {
-        state: known[operator.input[position]][-1]
-        for state, position in zip(strings(operator, STATES), integers(operator, INITIAL))
-        if known.get(operator.input[position])
-    }
-    if sequence is None or len(sequence) < 2:
-        return {}
+    states = loop_states(operator, known)
     aliases = zip(*(strings(operator, "alias_" + end) for end in ("src", "dst")), integers(operator, "alias_offset"))
     for state, output, offset in aliases:
-        if state in sizes:
-            steps = sequence[0] if offset == 1 else 1
-            found[output] = (steps, sequence[1], sizes[state])
+        if state in states:
+            slices, *of_slice = states[state]
+            found[output] = (slices - offset if offset >= 0 else -offset, *of_slice)
+    return found
+
+
+def loop_states(operator: caffe2_pb2.OperatorDef, known: Mapping[str, Shape]) -> Dict[str, Shape]:
+    """All values of the states of a loop, `[S + T, N, D]`, as far as sequence and initial values `[S, N, D]` are known.
+
+    Source: initializeRecurrentInput and applyOffsetAlias in caffe2/operators/rnn/recurrent_network_op.h.
+    """
+    sequence = known.get(operator.input[0])
+    found: Dict[str, Shape] = {}
+    if sequence is None or len(sequence) < 2:
+        return found
+    for state, position in zip(strings(operator, STATES), integers(operator, INITIAL)):
+        initial = known.get(operator.input[position])
+        if initial:
+            before = initial[0] if len(initial) == 3 else 1
+            found[state] = (before + sequence[0], sequence[1], initial[-1])
     return found

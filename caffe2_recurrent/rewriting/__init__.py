@@ -6,7 +6,7 @@ A rule states in its docstring what it looks for and what it puts there, and giv
 """
 
 import warnings
-from typing import Any, Iterable, List, Mapping, Optional, Sequence
+from typing import Any, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from caffe2.proto import caffe2_pb2
 from caffe2.python import workspace
@@ -110,15 +110,28 @@ def optimize(
         check_shapes(known_shapes, proto, init_net_of(model_or_net), list(read_loops(proto).values()), values)
     values.raise_if_any()
     init_net = init_net_of(model_or_net)
-    report = optimize_proto(
+    operators, report = _optimised(
         proto, init_net, chosen, known_shapes, dry_run, even_if_slower, trials, promises, batch_parts
     )
-    if report.total and not dry_run and proto.name in workspace.C.nets():
-        warnings.warn(CREATED_BEFORE.format(proto.name), stacklevel=2)
+    if report.total and not dry_run:
+        if proto.name in workspace.C.nets():
+            # Before anything is changed: a warning may be an error.
+            warnings.warn(CREATED_BEFORE.format(proto.name), stacklevel=2)
+        _replace_operators(proto, operators)
     return report
 
 
 def optimize_proto(
+    proto: caffe2_pb2.NetDef, rules: Sequence[Rule], even_if_slower: bool, trials: bool, promises: Promises
+) -> Report:
+    """As `optimize`, with arguments that have been checked, of a net on its own."""
+    operators, report = _optimised(proto, None, rules, {}, False, even_if_slower, trials, promises)
+    if report.total:
+        _replace_operators(proto, operators)
+    return report
+
+
+def _optimised(
     proto: caffe2_pb2.NetDef,
     init_net: Optional[caffe2_pb2.NetDef],
     rules: Sequence[Rule],
@@ -128,8 +141,8 @@ def optimize_proto(
     trials: bool,
     promises: Promises,
     batch_parts: int = 1,
-) -> Report:
-    """As `optimize`, with arguments that have been checked."""
+) -> Tuple[List[caffe2_pb2.OperatorDef], Report]:
+    """The operators that are to take the place of those of the net, and what there is to say."""
 
     def sizes_of(net: caffe2_pb2.NetDef, more: Mapping[str, Shape]) -> Sizes:
         return find_sizes(net, init_net, {**shapes, **more})
@@ -138,12 +151,9 @@ def optimize_proto(
         return rewritten(net, rules, sizes, even_if_slower, dry_run, trials, promises, have_company)
 
     if batch_parts > 1:
-        operators, report = rewritten_in_parts(proto, batch_parts, sizes_of, rewrite, even_if_slower, trials)
-    else:
-        operators, _, report = rewrite(proto, sizes_of(proto, {}))
-    if report.total and not dry_run:
-        _replace_operators(proto, operators)
-    return report
+        return rewritten_in_parts(proto, batch_parts, sizes_of, rewrite, even_if_slower, trials)
+    operators, _, report = rewrite(proto, sizes_of(proto, {}))
+    return operators, report
 
 
 def read_rules(argument: str, names: Any, types: Problems, values: Problems) -> List[Rule]:

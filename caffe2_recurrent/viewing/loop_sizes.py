@@ -8,8 +8,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import workspace
 
 from caffe2_recurrent.loops.loop import Loop
-from caffe2_recurrent.loops.sizes import Shape, Sizes, loop_outputs
-from caffe2_recurrent.operator_arguments import INITIAL, STATES, integers, strings
+from caffe2_recurrent.loops.sizes import Shape, Sizes, loop_outputs, loop_states
 from caffe2_recurrent.operators import OPERATOR, read_before_written
 from caffe2_recurrent.viewing.inner_nets import Numbers, infer_counting, infer_if
 from caffe2_recurrent.viewing.structure import Structure
@@ -55,20 +54,8 @@ def find_outer_tensors(net: caffe2_pb2.NetDef, sizes: Sizes) -> Dict[str, Tensor
 
 
 def _states(operator: caffe2_pb2.OperatorDef, known: Mapping[str, Tensor]) -> Dict[str, Tensor]:
-    """All values of the states of a loop, `[T + 1, N, D]`, as far as sequence and initial values are known.
-
-    As initializeRecurrentInput in caffe2/operators/rnn/recurrent_network_op.h makes them.
-    """
-    sequence = known.get(operator.input[0])
-    found: Dict[str, Tensor] = {}
-    if sequence is None or len(sequence.shape) < 2:
-        return found
-    for state, position in zip(strings(operator, STATES), integers(operator, INITIAL)):
-        initial = known.get(operator.input[position])
-        if initial is not None and initial.shape:
-            before = initial.shape[0] if len(initial.shape) == 3 else 1
-            found[state] = Tensor((sequence.shape[0] + before, sequence.shape[1], initial.shape[-1]), FLOAT)
-    return found
+    shapes = loop_states(operator, {blob: tensor.shape for blob, tensor in known.items()})
+    return {state: Tensor(shape, FLOAT) for state, shape in shapes.items()}
 
 
 def _outputs(operator: caffe2_pb2.OperatorDef, known: Mapping[str, Tensor], numbers: Numbers) -> Dict[int, Tensor]:
