@@ -146,6 +146,22 @@ def read_before_written(operators: Iterable[caffe2_pb2.OperatorDef]) -> List[str
     return list(read)
 
 
+def outputs_of(operators: Iterable[caffe2_pb2.OperatorDef]) -> List[str]:
+    """What operators write, each blob once, in their order."""
+    return list(dict.fromkeys(blob for operator in operators for blob in operator.output))
+
+
+def net_running(name: str, operators: Sequence[caffe2_pb2.OperatorDef]) -> caffe2_pb2.NetDef:
+    """A net that runs them one after the other, for an operator that runs nets."""
+    return caffe2_pb2.NetDef(
+        name=name,
+        type="simple",
+        op=operators,
+        external_input=read_before_written(operators),
+        external_output=outputs_of(operators),
+    )
+
+
 def is_written_next(operators: Iterable[caffe2_pb2.OperatorDef], blob: str) -> bool:
     """Whether the first of the operators that has to do with `blob` writes and does not read it."""
     for operator in operators:

@@ -13,6 +13,7 @@ from caffe2_recurrent.numerical_check.roles import read_inputs
 from caffe2_recurrent.numerical_check.settings import Settings, check_settings
 from caffe2_recurrent.numerical_check.slopes import is_moved
 from caffe2_recurrent.numerical_check.values import WORKSPACE, find_values, read_values
+from caffe2_recurrent.operators import outputs_of
 from caffe2_recurrent.problems import Problems, meant, names
 from caffe2_recurrent.scratch_workspace import scratch_workspace
 
@@ -81,7 +82,7 @@ def gradcheck(
     problems.raise_if_any()
     assert proto is not None
     inputs = read_inputs(proto)
-    written = list(dict.fromkeys(blob for operator in proto.op for blob in operator.output))
+    written = outputs_of(proto.op)
     wanted_outputs = [known_name(blob, written) for blob in wanted_outputs]
     if wanted_blobs is not None:
         wanted_blobs = [known_name(blob, inputs) for blob in wanted_blobs]

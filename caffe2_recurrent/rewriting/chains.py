@@ -20,7 +20,7 @@ from caffe2.python import core
 
 from caffe2_recurrent.loops.chained import CHAINED
 from caffe2_recurrent.loops.loop import Loop
-from caffe2_recurrent.operators import LINK, is_on_onednn, new_operator, read_before_written
+from caffe2_recurrent.operators import LINK, is_on_onednn, net_running, new_operator
 from caffe2_recurrent.rewriting.calling_thread import make_chain
 from caffe2_recurrent.wiring import Link
 
@@ -52,11 +52,11 @@ def chained(loop: Loop, name: str, operators: Operators) -> Operators:
     always = loop.chained.get(name)
     if always is None:
         return operators
-    links: Operators = []
+    members: Operators = []
     for there, grouped in itertools.groupby(operators, is_on_onednn):
         run = list(grouped)
-        links += [_running(run, always, loop)] if there else run
-    made = _running(links, always, loop)
+        members += [_running(run, always, loop)] if there else run
+    made = _running(members, always, loop)
     (given,) = made.arg
     make_chain(given.n)
     return [made]
@@ -78,7 +78,6 @@ def add_always(loop: Loop) -> str:
 
 
 def _running(operators: Operators, always: str, loop: Loop) -> caffe2_pb2.OperatorDef:
-    read = read_before_written(operators)
-    written = list(dict.fromkeys(blob for operator in operators for blob in operator.output))
-    net = caffe2_pb2.NetDef(name=CHAINED, type="simple", op=operators, external_input=read, external_output=written)
-    return new_operator("If", list(dict.fromkeys([always, *read])), written, loop.forward, then_net=net)
+    net = net_running(CHAINED, operators)
+    inputs = list(dict.fromkeys([always, *net.external_input]))
+    return new_operator("If", inputs, list(net.external_output), loop.forward, then_net=net)

@@ -10,7 +10,7 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.blob_names import Names, all_names
 from caffe2_recurrent.loops.sizes import Shape, Sizes
-from caffe2_recurrent.operators import SUM, new_operator
+from caffe2_recurrent.operators import SUM, new_operator, outputs_of
 from caffe2_recurrent.rewriting.batch_parts.bounds import Bounds, Layout
 from caffe2_recurrent.rewriting.batch_parts.names import new_prefixes, prefixed
 from caffe2_recurrent.rewriting.batch_parts.regions import SEQUENCES, Region
@@ -54,13 +54,13 @@ def part(net: caffe2_pb2.NetDef, regions: Sequence[Region], parts: int, sizes: S
     parted = Parted(caffe2_pb2.NetDef(), [], {}, {})
     parted.net.CopyFrom(net)
     del parted.net.op[:]
-    prefixes = all_names(net)
-    names = Names(prefixes)
+    used = all_names(net)
+    names = Names(used)
     passes: Dict[int, Pass] = {}
     taken = {position for region in regions for position in region.positions}
     for region in regions:
-        own = new_prefixes(parts, prefixes)
-        prefixes += own
+        own = new_prefixes(parts, used)
+        used += own
         bounds = Bounds(_sequence(net, region), [*region.sliced.values(), *region.gradients.values()], parts, names)
         passes[region.place] = _pass(net, region, region.forward, region.sliced, bounds, own, names)
         passes[region.place].in_front.extend(bounds.operators)
@@ -100,7 +100,7 @@ def _pass(
         ]
         for k, prefix in enumerate(prefixes)
     ]
-    written = list(dict.fromkeys(blob for operator in operators for blob in operator.output))
+    written = outputs_of(operators)
     return Pass([], of_parts, _put_together(written, region, prefixes, names))
 
 

@@ -27,7 +27,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.blob_names import Names
 from caffe2_recurrent.loops.loop import IN_PARTS
 from caffe2_recurrent.loops.reading import made_in_a_run
-from caffe2_recurrent.operators import new_operator, opened, read_before_written
+from caffe2_recurrent.operators import net_running, new_operator, opened
 from caffe2_recurrent.rewriting.products import thread_numbers
 
 NET, PART = "parts_of_the_batch", "part_of_the_batch"
@@ -46,7 +46,9 @@ def run(
     otherwise = [*otherwise, *_filled(blob for operator in inside for blob in made_in_a_run(operator))]
     with_numbers = [[*thread_numbers.setting(names.new("batch_number")), *part] for part in parts]
     side_by_side = _if([enough], net_of(enough, with_numbers, names))
-    made = _if([enough], _net(IN_PARTS, [side_by_side, *joining]), _net(PART, otherwise) if otherwise else None)
+    made = _if(
+        [enough], net_running(IN_PARTS, [side_by_side, *joining]), net_running(PART, otherwise) if otherwise else None
+    )
     made.is_gradient_op = is_gradient
     return made
 
@@ -55,12 +57,12 @@ def net_of(condition: str, parts: Sequence[Operators], names: Names) -> caffe2_p
     """The net that runs `parts` side by side, where the blob `condition` says so."""
     waking = [names.new("batch_waking") for _ in range(2)]
     first, *others = parts
-    net = _net(
+    net = net_running(
         NET,
         [
-            _if([condition], _net(PART, first)),
+            _if([condition], net_running(PART, first)),
             *_filled(waking),
-            *(_if([condition, *waking], _net(PART, part)) for part in others),
+            *(_if([condition, *waking], net_running(PART, part)) for part in others),
         ],
     )
     # More than the nets of one chain have: these may be run in a part, and share threads with nets of as many.
@@ -79,12 +81,6 @@ def _if(
     read = dict.fromkeys([*inputs, *(blob for each in nets.values() for blob in each.external_input)])
     written = dict.fromkeys(blob for each in nets.values() for blob in each.external_output)
     return new_operator("If", list(read), list(written), _PLAIN, **nets)
-
-
-def _net(name: str, operators: Operators) -> caffe2_pb2.NetDef:
-    read = read_before_written(operators)
-    written = list(dict.fromkeys(blob for operator in operators for blob in operator.output))
-    return caffe2_pb2.NetDef(name=name, type="simple", op=operators, external_input=read, external_output=written)
 
 
 _PLAIN = caffe2_pb2.OperatorDef()

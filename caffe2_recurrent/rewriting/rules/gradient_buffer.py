@@ -50,7 +50,8 @@ class GradientBuffer(Rule):
         if max(reading) > position or (max(reading) == position and gradient.operators[position].type not in IN_PLACE):
             return "'{}' is still read when its gradient is there".format(blob)
         writing = dataflow.writer(loop.operators, blob)
-        if writing is None or loop.operators[writing].type == "ATen":
+        assert writing is not None
+        if loop.operators[writing].type == "ATen":
             return "'{}' is written by ATen, which cannot write to a slice of an outer blob".format(blob)
         return gradient_memory.why_no_room(loop, sizes)
 
