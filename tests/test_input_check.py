@@ -155,9 +155,13 @@ def test_a_batch_first_input_does_not_hide_the_size_of_a_state():
 
 
 def test_weights_left_by_another_net():
-    text = refused(**{"lstm/i2h_w": ones(16, 8), "lstm/gates_t_w": ones(16, 6)})
-    assert "'x' (5, 2, 3) and 'lstm/i2h_w' (16, 8)" in text
-    assert "'h0' must be [6], [2, 6] or [1, 2, 6], as a step multiplies it by 'lstm/gates_t_w' (16, 6)" in text
+    assert refused(**{"lstm/i2h_w": ones(16, 8), "lstm/gates_t_w": ones(16, 6)}) == listed(
+        "check_inputs",
+        "'x' (5, 2, 3) and 'lstm/i2h_w' (16, 8), of which FC makes 'lstm/i2h', do not fit: 3 and 8 columns",
+        "'lstm/gates_t_w' (16, 6) and 'lstm/gates_t' contradict each other, so no 'h0' fits: it must have 6 elements "
+        "for each sequence, as a step multiplies it by 'lstm/gates_t_w' (16, 6), and 4, as LSTMUnit reads it with "
+        "'lstm/gates_t' of 16 columns; feed parameters of one size",
+    )
 
 
 def test_the_blob_that_was_fed_is_named_whatever_is_made_of_it():
@@ -247,11 +251,298 @@ def test_a_step_net_of_ones_own():
     assert str(caught.value) == listed(
         "check_inputs",
         "'x' (5, 2, 3) and 'w' (4, 9), of which FC makes 'u', do not fit: 3 and 9 columns",
-        "'gate' must be [5, 2, ...], as 'x' (5, 2, 3) is; got (4, 2, 4)",
+        "'gate' must have 5 steps or more, as 'x' (5, 2, 3) has; got (4, 2, 4)",
     )
     workspace.FeedBlob("x", ones(T))
     with pytest.raises(ValueError, match=r"'x' must be \[T, N, \.\.\.\], as loop 'h_t_all' runs over it; got \(5,\)"):
         check_inputs(net)
+
+
+def looped(make, *sequences, **fed):
+    """A loop over `x` and other sequences; `make` makes the state `h0` of its step, the slices and the state before."""
+    step = core.Net("step")
+    inner = [step.AddExternalInput(name + "_t") for name in ("x", *sequences)]
+    h_prev = step.AddExternalInput("h_prev")
+    h_t = make(step, *inner, h_prev)
+    step.AddExternalOutput(h_t)
+    net = core.Net("net")
+    recurrent_net(net, step, list(zip(inner, ("x", *sequences))), [(h_prev, "h0")], {h_prev: h_t}, forward_only=True)
+    for name, value in fed.items():
+        workspace.FeedBlob(name, ones(*value) if isinstance(value, tuple) else value)
+    return net
+
+
+def assert_runs(net, capfd):
+    """Caffe2 does as asked, and nothing is found, nor printed."""
+    assert workspace.RunNetOnce(net)
+    capfd.readouterr()
+    check_inputs(net)
+    assert capfd.readouterr().err == ""
+
+
+def assert_found(net, *texts):
+    with pytest.raises(ValueError) as caught:
+        check_inputs(net)
+    assert str(caught.value) == (listed("check_inputs", *texts) if len(texts) > 1 else "check_inputs: " + texts[0])
+
+
+def assert_fails(net, *texts):
+    assert_found(net, *texts)
+    with pytest.raises(RuntimeError):
+        workspace.RunNetOnce(net)
+
+
+def in_shape(*shape):
+    """The sum of slice and state, in another shape."""
+    return lambda step, x, h: step.Reshape(step.Add([x, h], "z"), ["h_t", "old"], shape=shape)[0]
+
+
+def convolved(step, x, h):
+    x, h = (step.Reshape(blob, [str(blob) + "_image", str(blob) + "_old"], shape=[-1, 2, 3, 3])[0] for blob in (x, h))
+    return step.Add([step.Conv([h, "w"], "c", kernel=3, pad=1), x], "h_t")
+
+
+@pytest.mark.parametrize(
+    "make, fed",
+    [
+        (convolved, {"x": (4, 2, 18), "h0": (2, 18), "w": (2, 2, 3, 3)}),
+        (in_shape(1, -1), {"x": (4, 2, 3), "h0": (2, 3)}),
+        (in_shape(2, 3), {"x": (4, 2, 3), "h0": (2, 3)}),
+        (in_shape(2, 3, 1), {"x": (4, 2, 3), "h0": (2, 3)}),
+    ],
+    ids=["images", "one row", "two dimensions", "columns of one"],
+)
+def test_a_state_in_another_shape(make, fed, capfd):
+    assert_runs(looped(make, **fed), capfd)
+
+
+@pytest.mark.parametrize("shape", [(1, 6), (2, 3), (1, 2, 3)], ids=str)
+def test_a_state_that_a_step_makes_of_another_size(shape):
+    net = looped(lambda step, x, h: step.Reshape(x, ["h_t", "old"], shape=shape)[0], x=(4, 2, 3), h0=(2, 5))
+    assert_found(net, "'h0' must be [3], [2, 3] or [1, 2, 3], as a step makes 'h_t' of it; got (2, 5)")
+
+
+def beside(operator, **arguments):
+    """The state and what `operator` makes of both slices."""
+    return lambda step, x, t, h: step.Add([getattr(step, operator)([x, t], "z", **arguments), h], "h_t")
+
+
+@pytest.mark.parametrize(
+    "shape, make",
+    [
+        ((5, 1, 3), beside("Add")),
+        ((5, 3), beside("Mul")),
+        ((5, 3), beside("Add", broadcast=1)),
+        ((5, 2), beside("Mul", broadcast=1, axis=0)),
+        ((5, 2, 1), beside("Mul")),
+        ((5,), beside("Mul", broadcast=1)),
+        ((7, 2, 3), beside("Sum")),
+    ],
+    ids=["one row", "no batch", "along the columns", "along the batch", "one column", "one number", "longer"],
+)
+def test_a_second_sequence(shape, make, capfd):
+    """Shared by the batch, without a batch, or longer than the first one."""
+    assert_runs(looped(make, "t", x=(5, 2, 3), t=shape, h0=(2, 3)), capfd)
+
+
+def test_a_second_sequence_that_does_not_fit(capfd):
+    longer = "'t' must have 5 steps or more, as 'x' (5, 2, 3) has; got "
+    turned = "; is it [N, T, ...]? Then feed it as np.swapaxes(value, 0, 1)"
+    misfit = "'x' (5, 2, 3) and 't' {}, of which {} makes 'z', do not fit: (1, 2, 3) and {}"
+    for shape, operator, slice_shape in (
+        ((5, 3, 3), "Add", (1, 3, 3)),
+        ((5, 1, 3), "Sum", (1, 1, 3)),
+        ((5, 2, 4), "Mul", (1, 2, 4)),
+    ):
+        net = looped(beside(operator), "t", x=(5, 2, 3), t=shape, h0=(2, 3))
+        capfd.readouterr()
+        assert_found(net, misfit.format(shape, operator, slice_shape))
+        assert capfd.readouterr().err == ""
+        with pytest.raises(RuntimeError):
+            workspace.RunNetOnce(net)
+    for shape, hint in (((4, 2, 3), ""), ((2, 5, 3), turned)):
+        net = looped(beside("Add"), "t", x=(5, 2, 3), t=shape, h0=(2, 3))
+        with pytest.raises(ValueError) as caught:
+            check_inputs(net)
+        assert longer + str(shape) + hint in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "arguments, shape", [({}, (4,)), ({"axis": 1}, (3,)), ({"axis": 2}, (2, 3)), ({}, (1, 1, 2, 3))]
+)
+def test_what_cannot_be_laid_along(arguments, shape):
+    net = looped(
+        lambda step, x, h: step.Add([step.Mul([x, "scale"], "z", broadcast=1, **arguments), h], "h_t"),
+        x=(5, 2, 3),
+        scale=shape,
+        h0=(2, 3),
+    )
+    text = "'x' (5, 2, 3) and 'scale' {0}, of which Mul makes 'z', do not fit: (1, 2, 3) and {0}"
+    assert_fails(net, text.format(shape))
+
+
+def masked(step, x, h):
+    scores = step.Reshape(step.Add([x, h], "z"), ["scores", "old"], shape=[-1, 3])[0]
+    weights = step.SequenceMask([scores, "places"], "weights", mode="sequence", axis=1, fill_val=0.0)
+    return step.Reshape(weights, ["h_t", "older"], shape=[1, -1, 6])[0]
+
+
+def test_a_mask_with_several_heads(capfd):
+    fed = {"x": (4, 2, 6), "h0": (2, 6)}
+    for lengths in ([1, 2, 3, 3], [1, 2, 3, 3, 1]):
+        assert_runs(looped(masked, places=np.array(lengths, np.int32), **fed), capfd)
+    text = "'places' must be int32 [4], a length for each row of 'scores' (4, 3); got "
+    assert_fails(looped(masked, places=np.array([1, 2], np.int32), **fed), text + "int32 (2,)")
+    assert_fails(looped(masked, places=np.ones(4, int), **fed), text + "int64 (4,); feed it as value.astype(np.int32)")
+
+
+def test_lengths_of_a_mask_of_which_nothing_is_known():
+    def make(step, x, h):
+        unknown = step.Slice([x, "starts", "ends"], "unknown")
+        masked = step.SequenceMask([unknown, "places"], "masked", mode="sequence", axis=1, fill_val=0.0)
+        return step.Add([masked, h], "h_t")
+
+    net = looped(make, x=(4, 2, 3), h0=(2, 3))
+    for name, value in (("starts", [0, 0, 0]), ("ends", [-1, -1, -1])):
+        workspace.FeedBlob(name, np.array(value, dtype=np.int32))
+    workspace.FeedBlob("places", np.ones(7, dtype=np.int32))
+    check_inputs(net)
+    workspace.FeedBlob("places", np.ones(7))
+    assert_fails(net, "'places' must be int32; got float64 (7,); feed it as value.astype(np.int32)")
+
+
+def test_lengths_in_any_shape(capfd):
+    for lengths in (np.array([[5], [3]], np.int32), np.array([[5, 3]], np.int32)):
+        assert_runs(built(lengths=lengths).net, capfd)
+
+
+def test_lengths_that_turn_sequences_round_are_one_row():
+    def both(model):
+        return LSTM(model, "x", "lengths", ("h0", "c0") * 2, D_IN, D, "lstm", bidirectional=True)
+
+    text = refused(both, lengths=np.array([[5], [3]], np.int32))
+    assert text.endswith("for each sequence of 'x' (5, 2, 3); got int32 (2, 1)")
+
+
+def elman(step, x, h):
+    return step.Tanh(step.Sum([step.FC([h, "w", "b"], "u", axis=2), x], "z"), "h_t")
+
+
+RIGHT = {"x": (5, 2, 3), "h0": (2, 3), "w": (3, 3), "b": (3,)}
+ROWS = "'u' of 'w' (4, 3) and 'x' (5, 2, 3), of which Sum makes 'z', do not fit: (1, 2, 4) and (1, 2, 3)"
+
+
+@pytest.mark.parametrize(
+    "changes, texts",
+    [
+        ({"w": (4, 3), "b": (4,)}, [ROWS]),
+        (
+            {"w": (4, 3), "b": (4,), "h0": (2, 4)},
+            [ROWS, "'h0' must be [3], [2, 3] or [1, 2, 3], as a step multiplies it by 'w' (4, 3); got (2, 4)"],
+        ),
+        (
+            {"w": (4, 3), "b": (4,), "x": (5, 2, 4)},
+            [
+                "'w' (4, 3) and 'h_t' contradict each other, so no 'h0' fits: it must have 3 elements for each "
+                "sequence, as a step multiplies it by 'w' (4, 3), and 4, as a step makes 'h_t' of it; feed parameters "
+                "of one size"
+            ],
+        ),
+        (
+            {"x": (5, 2, 4)},
+            ["'u' of 'w' (3, 3) and 'x' (5, 2, 4), of which Sum makes 'z', do not fit: (1, 2, 3) and (1, 2, 4)"],
+        ),
+        ({"b": (4,)}, ["'w' (3, 3) and 'b' (4,), of which FC makes 'u', do not fit: a bias for 3 rows must be [3]"]),
+        (
+            {"b": (1, 3)},
+            ["'w' (3, 3) and 'b' (1, 3), of which FC makes 'u', do not fit: a bias for 3 rows must be [3]"],
+        ),
+    ],
+    ids=["rows", "rows and a state", "rows and a sequence", "a sequence", "a bias", "a bias of two dimensions"],
+)
+def test_a_net_of_elman(changes, texts, capfd):
+    assert_runs(looped(elman, **RIGHT), capfd)
+    net = looped(elman, **changes)
+    capfd.readouterr()
+    assert_found(net, *texts)
+    assert capfd.readouterr().err == ""
+    if "contradict" not in texts[0]:
+        with pytest.raises(RuntimeError):
+            workspace.RunNetOnce(net)
+
+
+OF_LAYERS = {
+    "bias in front": (LSTM, {"s/i2h_b": (12,)}, "'s/i2h_w' (16, 3) and 's/i2h_b' (12,), of which FC makes 's/i2h'"),
+    "bias in a step": (
+        LSTM,
+        {"s/gates_t_b": (12,)},
+        "'s/gates_t_w' (16, 4) and 's/gates_t_b' (12,), of which FC makes 's/gates_t'",
+    ),
+    "rows in front": (
+        LSTM,
+        {"s/i2h_w": (12, 3), "s/i2h_b": (12,)},
+        "'s/gates_t' of 's/gates_t_w' (16, 4) and 's/i2h' (5, 2, 12), of which Sum makes 's/gates_t'",
+    ),
+    "bias of a gate": (
+        GRU,
+        {"s/reset_gate_t_b": (3,)},
+        "'s/reset_gate_t_w' (4, 4) and 's/reset_gate_t_b' (3,), of which FC makes 's/reset_gate_t'",
+    ),
+    "rows of a gate": (
+        GRU,
+        {"s/reset_gate_t_w": (3, 4), "s/reset_gate_t_b": (3,)},
+        "'s/reset_gate_t' of 's/reset_gate_t_w' (3, 4) and 's/input_reset_gate_t', of which Sum makes 's/reset_gate_t'",
+    ),
+    "factors": (
+        MILSTM,
+        {"s/alpha": (12,)},
+        "'s/i2h' (5, 2, 16) and 's/alpha' (12,) and 's/beta1' (16,), of which ElementwiseLinear makes 's/mi_factor_t'",
+    ),
+    "what is added": (
+        MILSTM,
+        {"s/b": (4,)},
+        "'s/i2h' (5, 2, 16) and 's/beta2' (16,) and 's/b' (4,), of which ElementwiseLinear makes 's/mi_rest_t'",
+    ),
+}
+
+
+@pytest.mark.parametrize("layer, changes, text", OF_LAYERS.values(), ids=list(OF_LAYERS))
+def test_parameters_of_layers(layer, changes, text):
+    states = ("h0",) if layer is GRU else ("h0", "c0")
+    changes = {name: ones(*shape) for name, shape in changes.items()}
+    found = refused(lambda model: layer(model, "x", "lengths", states, D_IN, D, "s"), **changes)
+    assert found.startswith("check_inputs: " + text + ", do not fit: ")
+
+
+def test_what_was_fed_for_one_state_does_not_contradict_another():
+    """Gates are unknown, and the hidden state is made as large as the cell was fed."""
+    text = refused(c0=ones(N, 7), **{"lstm/i2h_w": ones(12, D_IN), "lstm/i2h_b": ones(12)})
+    assert "contradict" not in text
+
+
+def test_a_slice_of_what_there_is(capfd):
+    """Caffe2 infers ten columns."""
+    net = looped(
+        lambda step, x, h: step.Add([step.Slice(x, "first", starts=[0, 0, 0], ends=[-1, -1, 10]), h], "h_t"),
+        x=(5, 2, 3),
+        h0=(2, 3),
+    )
+    assert_runs(net, capfd)
+
+
+def test_a_batch_of_which_nothing_is_known(capfd):
+    """What stands in front of the loop is of an unknown shape, and the states are the same for each sequence."""
+    net = core.Net("net")
+    net.Slice(["long", "starts", "ends"], "x")
+    loop = looped(elman, h0=(3,), w=(3, 3), b=(3,), long=(9, 2, 3)).Proto()
+    net.Proto().op.extend(loop.op)
+    net.Proto().external_input.extend(blob for blob in loop.external_input if blob != "x")
+    for name, value in (("starts", [0, 0, 0]), ("ends", [5, -1, -1])):
+        workspace.FeedBlob(name, np.array(value, dtype=np.int32))
+    assert_runs(net, capfd)
+    workspace.FeedBlob("h0", ones(4))
+    text = "'h0' must be [3], [N, 3] or [1, N, 3], as a step multiplies it by 'w' (3, 3); got (4,)"
+    assert_fails(net, text)
 
 
 def test_a_name_that_nothing_has_filled():

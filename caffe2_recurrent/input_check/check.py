@@ -8,6 +8,7 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.input_check.fed import Fed, is_there, read_fed
 from caffe2_recurrent.input_check.loops import check_loop
+from caffe2_recurrent.input_check.operands import check_bias
 from caffe2_recurrent.loops.loop import Loop, is_optimised, stands_for_loop
 from caffe2_recurrent.loops.reading import read_loops
 from caffe2_recurrent.loops.selection import note_no_loops
@@ -31,10 +32,14 @@ def check_inputs(model_or_net: AnyNet) -> None:
     looks at
 
     - blobs that the net reads, and nothing has fed or made;
-    - sequences: `[T, N, ...]`, with N as the initial states and the lengths have it, and not `[N, T, ...]`;
-    - initial states: `[D]`, `[N, D]` or `[1, N, D]`, with D as the steps have it;
-    - lengths: int32 `[N]`, none larger than T;
-    - factors of products: as many columns in inputs and states as in the weights; all of them float32.
+    - sequences: the first one `[T, N, ...]`, with N as the initial states and the lengths have it, and not
+      `[N, T, ...]`; others of T steps or more;
+    - initial states: `[D]`, `[N, D]` or `[1, N, D]`, with D as the steps have it; where two blobs contradict each other
+      about that, both;
+    - lengths: int32, N of them, or one for each row of a mask; none of a sequence larger than T;
+    - FC: as many columns in inputs and states as in the weight, a bias for each of its rows; all of them float32;
+    - what Sum, Add, Sub, Mul, Div, Concat and ElementwiseLinear read in a step, as far as shapes are known and all is
+      for N sequences.
 
     Nothing is run or changed, and nothing is copied but lengths.
 
@@ -49,7 +54,7 @@ def check_inputs(model_or_net: AnyNet) -> None:
         ValueError: all that does not fit, by the names of the blobs.
 
     Source of what the engine asks for: caffe2/operators/rnn/recurrent_network_op.h, lstm_unit_op.h, gru_unit_op.h and
-    fully_connected_op.h in caffe2/operators.
+    boolean_mask_ops.cc in caffe2/operators; and what `operands.py` names.
     """
     types, values = Problems("check_inputs"), Problems("check_inputs")
     net = read_net("model_or_net", model_or_net, types)
@@ -67,6 +72,10 @@ def check_inputs(model_or_net: AnyNet) -> None:
     _check_kinds(net, loops, fed, values)
     shapes = {blob: found.shape for blob, found in fed.items()}
     check_shapes(shapes, net, init_net, loops, values, FED)
+    shown = {blob: "'{}' {}".format(blob, shape) for blob, shape in shapes.items()}
+    for operator in net.op:
+        if operator.type == "FC" and not is_on_onednn(operator):
+            check_bias(operator, shapes, shown, values)
     sizes = find_sizes(_without_misfits(net, shapes), init_net, _fitting(net, shapes))
     for loop in loops:
         check_loop(net, loop, sizes, fed, values)

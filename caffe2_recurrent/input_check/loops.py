@@ -7,15 +7,17 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import workspace
 
 from caffe2_recurrent.input_check.fed import Fed
-from caffe2_recurrent.input_check.steps import Size, sizes_of_states
+from caffe2_recurrent.input_check.steps import Batch, Rows, Size, read_steps
 from caffe2_recurrent.loops.lengths import lengths_of
 from caffe2_recurrent.loops.loop import WINDOWS, Loop
 from caffe2_recurrent.loops.sizes import Shape, Sizes
 from caffe2_recurrent.operator_arguments import argument
-from caffe2_recurrent.operators import BACKWARD_PASS_OF
+from caffe2_recurrent.operators import BACKWARD_PASS_OF, TURNING
 from caffe2_recurrent.problems import Problems
 
 Shapes = Mapping[str, Shape]
+# What is said of an input that seems to be batch first.
+TURN = "is it [N, T, ...]? Then feed it as np.swapaxes(value, 0, 1)"
 
 
 class Run(NamedTuple):
@@ -33,19 +35,21 @@ def check_loop(net: caffe2_pb2.NetDef, loop: Loop, sizes: Sizes, fed: Mapping[st
         return
     shapes = {blob: sizes.shape(blob) for blob in [*loop.inputs, *loop.references]}
     known = {blob: shape for blob, shape in shapes.items() if shape is not None}
-    states = sizes_of_states(loop, known, values)
     run = _run(net, loop, known, sizes)
+    counted = _counted(loop, known)
+    agreed = run is not None and set(counted.values()) <= {run.sequences}
+    steps = read_steps(loop, known, Batch(sizes.batch(loop), agreed), values)
     if run is None:
-        _check_states(loop, known, states, None, values)
+        _check_states(loop, known, steps.sizes, None, values)
     elif run.sequences == 0:
         values.add("{} has no sequences; the engine takes one or more", run.shown)
-    elif _is_batch_first(loop, known, run, values):
+    elif _is_batch_first(counted, known, run, values):
         # What is for the sequences as they were meant is right.
-        _check_states(loop, known, states, None, values)
+        _check_states(loop, known, steps.sizes, None, values)
     else:
         _check_other_sequences(loop, known, run, values)
-        _check_states(loop, known, states, run, values)
-        _check_lengths(loop, fed, run, values)
+        _check_states(loop, known, steps.sizes, run, values)
+        _check_lengths(net, loop, fed, run, steps.rows, values)
 
 
 def _run(net: caffe2_pb2.NetDef, loop: Loop, known: Shapes, sizes: Sizes) -> Optional[Run]:
@@ -63,31 +67,32 @@ def _run(net: caffe2_pb2.NetDef, loop: Loop, known: Shapes, sizes: Sizes) -> Opt
     return Run(both[0], both[1], "'{}' {}".format(blob, sizes.shape(blob)))
 
 
-def _is_batch_first(loop: Loop, known: Shapes, run: Run, values: Problems) -> bool:
-    """Whether all that is there for each sequence is for as many as there are steps; it is noted then."""
+def _counted(loop: Loop, known: Shapes) -> Mapping[str, int]:
+    """For how many sequences there are initial values and lengths, by blob; the same value for all says nothing."""
     counted = {state.outer_initial: known.get(state.outer_initial, ())[-3:-1][-1:] for state in loop.states}
-    counted.update((blob, known.get(blob, ())[:1]) for blob in lengths_of(loop))
-    others = {blob: count[0] for blob, count in counted.items() if count}
-    if set(others.values()) != {run.steps} or run.steps == run.sequences:
+    counted.update((blob, known.get(blob, ())[:1]) for blob, of_steps in lengths_of(loop).items() if of_steps)
+    return {blob: count[0] for blob, count in counted.items() if count}
+
+
+def _is_batch_first(counted: Mapping[str, int], known: Shapes, run: Run, values: Problems) -> bool:
+    """Whether all that is there for each sequence is for as many as there are steps; it is noted then."""
+    if set(counted.values()) != {run.steps} or run.steps == run.sequences:
         return False
-    values.add(
-        "{} is taken for {} steps of {} sequences, but there are {} by {}; is it [N, T, ...]? Then feed it as "
-        "np.swapaxes(value, 0, 1)",
-        run.shown,
-        run.steps,
-        run.sequences,
-        run.steps,
-        ", ".join("'{}' {}".format(blob, known[blob]) for blob in others),
-    )
+    text = "{} is taken for {} steps of {} sequences, but there are {} by {}; {}"
+    others = ", ".join("'{}' {}".format(blob, known[blob]) for blob in counted)
+    values.add(text, run.shown, run.steps, run.sequences, run.steps, others, TURN)
     return True
 
 
 def _check_other_sequences(loop: Loop, known: Shapes, run: Run, values: Problems) -> None:
+    """Of a sequence but the first one a step takes its slice, whatever is in it."""
     for link in loop.links:
-        shape = known.get(link.outer)
-        if link.outer in loop.inputs and shape is not None and shape[:2] != (run.steps, run.sequences):
-            text = "'{}' must be [{}, {}, ...], as {} is; got {}"
-            values.add(text, link.outer, run.steps, run.sequences, run.shown, shape)
+        shape, least = known.get(link.outer), run.steps + link.offset
+        if link.outer in loop.inputs and shape is not None and shape[:1] < (least,):
+            is_turned = shape[:2] == (run.sequences, least)
+            hint = "; " + TURN if is_turned else ""
+            text = "'{}' must have {} steps or more, as {} has; got {}{}"
+            values.add(text, link.outer, least, run.shown, shape, hint)
 
 
 def _check_states(loop: Loop, known: Shapes, states: Mapping[str, Size], run: Optional[Run], values: Problems) -> None:
@@ -111,20 +116,39 @@ def _check_states(loop: Loop, known: Shapes, states: Mapping[str, Size], run: Op
             values.add("'{}' must be {}{}; got {}{}", blob, forms, because, shape, hint)
 
 
-def _check_lengths(loop: Loop, fed: Mapping[str, Fed], run: Run, values: Problems) -> None:
+def _check_lengths(
+    net: caffe2_pb2.NetDef,
+    loop: Loop,
+    fed: Mapping[str, Fed],
+    run: Run,
+    rows: Mapping[str, Rows],
+    values: Problems,
+) -> None:
+    each = Rows(run.sequences, "sequence of {}".format(run.shown))
     for blob, of_steps in lengths_of(loop).items():
         if blob not in fed:
             continue
         found, hint = fed[blob], ""
         got = found.text
+        of = rows.get(blob)
+        if of_steps or (of is not None and of.number == each.number):
+            of = each
         if found.kind != np.int32:
             hint = "; feed it as value.astype(np.int32)"
-        elif found.shape == (run.sequences,):
+        elif of is None or _are_enough(net, blob, found.shape, of.number, of_steps):
             got = ", ".join(map(str, _unlikely(blob, run.steps))) if of_steps else ""
         if got:
             most = " from 0 to {}".format(run.steps) if of_steps else ""
-            text = "'{}' must be int32 [{}], a length{} for each sequence of {}; got {}{}"
-            values.add(text, blob, run.sequences, most, run.shown, got, hint)
+            wanted = " [{}], a length{} for each {}".format(of.number, most, of.shown) if of is not None else ""
+            values.add("'{}' must be int32{}; got {}{}", blob, wanted, got, hint)
+
+
+def _are_enough(net: caffe2_pb2.NetDef, lengths: str, shape: Shape, count: int, of_steps: bool) -> bool:
+    """A mask passes over those that are too many; what turns sequences round wants them in one row."""
+    if not of_steps:
+        return int(np.prod(shape)) >= count
+    is_row = len(shape) == 1 or not any(operator.type == TURNING and lengths in operator.input for operator in net.op)
+    return is_row and int(np.prod(shape)) == count
 
 
 def _unlikely(lengths: str, steps: int) -> np.ndarray:

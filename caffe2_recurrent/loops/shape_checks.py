@@ -1,6 +1,6 @@
 """The shapes of a net's blobs, given by the caller or fed: read, and held against what the net does with them."""
 
-from typing import Any, Dict, Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 from caffe2.proto import caffe2_pb2
@@ -71,7 +71,8 @@ def check_shapes(
         for operator in net.op:
             if operator.type == "FC" and shapes.keys() & set(operator.input[:2]):
                 _check_product(operator, shapes, known, values, wording)
-    for loop, sequence in _sequences(loops):
+    # Of others a step reads what there is for it; of the first one the engine takes T and N.
+    for loop, sequence in {loop.name: loop.inputs[0] for loop in loops}.items():
         if len(shapes.get(sequence, (1, 1))) < 2:
             text = "{} must be [T, N, ...], as loop '{}' runs over it; got {}"
             values.add(text, wording.blob.format(sequence), loop, shapes[sequence])
@@ -86,12 +87,16 @@ def columns_of(operator: caffe2_pb2.OperatorDef, known: Mapping[str, Shape]) -> 
     return left, right
 
 
+def say_columns(columns: Tuple[int, int]) -> str:
+    return "{} and {} columns".format(*columns)
+
+
 def add_misfit(
-    operator: caffe2_pb2.OperatorDef, shown: Sequence[str], columns: Tuple[int, int], values: Problems, wording: Wording
+    operator: caffe2_pb2.OperatorDef, shown: Sequence[str], why: str, values: Problems, wording: Wording
 ) -> None:
-    """Note that the factors of an FC, as they are `shown`, do not fit."""
-    text = "{}{}, of which FC makes '{}', do not fit: {} and {} columns"
-    values.add(text, wording.several, " and ".join(shown), operator.output[0], *columns)
+    """Note that what an operator reads, as it is `shown`, does not fit."""
+    text = "{}{}, of which {} makes '{}', do not fit: {}"
+    values.add(text, wording.several, " and ".join(shown), operator.type, operator.output[0], why)
 
 
 def _axes(operator: caffe2_pb2.OperatorDef) -> Dict[str, int]:
@@ -117,15 +122,7 @@ def _check_product(
     columns = columns_of(operator, known)
     if columns is not None and columns[0] != columns[1]:
         shown = ["'{}' {}".format(blob, known[blob]) for blob in operator.input[:2]]
-        add_misfit(operator, shown, columns, values, wording)
-
-
-def _sequences(loops: Iterable[Loop]) -> Iterable[Tuple[str, str]]:
-    """Names of loops, each with each of the sequences that its steps read."""
-    for loop in loops:
-        for link in loop.links:
-            if link.outer in loop.inputs:
-                yield loop.name, link.outer
+        add_misfit(operator, shown, say_columns(columns), values, wording)
 
 
 def _is_size(value: Any) -> bool:
