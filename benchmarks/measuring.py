@@ -11,7 +11,6 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Sequence
 
 import torch
 
-from caffe2_recurrent.rewriting.trials import trial
 from other_interpreter import calm_down, first_line
 
 # A shorter one says more about the clock and who ran before than about the subject.
@@ -45,9 +44,6 @@ def set_threads(threads: int) -> None:
     torch too, until somebody calls `torch.set_num_threads`. The RNN executor has threads of its own, and their number
     is set in the operators.
     """
-    if threads != current_threads():
-        # What is the fastest product with one thread need not be with two.
-        trial.forget()
     library = _library()
     if library is not None:
         library.omp_set_num_threads(threads)

@@ -192,7 +192,7 @@ def test_there_are_as_many_threads_of_openmp_in_each():
 
 @pytest.mark.parametrize("callers, workers", [(2, 1), (1, 2)])
 def test_another_number_of_threads_is_a_reason(monkeypatch, callers, workers):
-    monkeypatch.setattr(worker_threads, "_number", lambda: callers)
+    monkeypatch.setattr(worker_threads.threads, "of_openmp", lambda: callers)
     monkeypatch.setattr(worker_threads, "_of_workers", lambda: workers)
     assert reasons() == [
         "the number of OpenMP's threads is {} where the net is called and {} in threads of its own; pass "
@@ -201,7 +201,7 @@ def test_another_number_of_threads_is_a_reason(monkeypatch, callers, workers):
 
 
 def test_an_unknown_number_of_threads_is_a_reason(monkeypatch):
-    monkeypatch.setattr(worker_threads, "_library", lambda: None)
+    monkeypatch.setattr(worker_threads.threads, "library", lambda: None)
     assert reasons() == ["how many threads OpenMP has is not known"]
 
 

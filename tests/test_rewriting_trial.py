@@ -9,7 +9,7 @@ from caffe2.python import core
 
 from caffe2_recurrent.rewriting.elementwise import vectorised
 from caffe2_recurrent.rewriting.emit import Emitter
-from caffe2_recurrent.rewriting.trials import trial, turns
+from caffe2_recurrent.rewriting.trials import threads, trial, turns
 from caffe2_recurrent.rewriting.trials.timing import Seconds, Subject
 from made_up_clock import make_up_clock
 from onednn_support import leaving_no_trace
@@ -329,6 +329,31 @@ def test_trials_are_remembered_until_they_are_forgotten():
     assert [remembering(1), remembering(1), remembering(2)] == [1, 1, 2]
     trial.forget()
     assert remembering(1) == 3
+
+
+@pytest.mark.parametrize("deciding", [trial.remembered, trial.known])
+def test_what_was_asked_long_ago_is_asked_again(deciding):
+    """So that a process which optimises again and again does not keep all of it."""
+    made = []
+    remembering = deciding(lambda size: made.append(size) or len(made))
+    for size in range(trial.REMEMBERED + 1):
+        remembering(size)
+    assert remembering(trial.REMEMBERED) == remembering(1) + trial.REMEMBERED - 1 == len(made)
+    remembering(0)
+    assert made[-1] == 0 and len(made) == trial.REMEMBERED + 2
+
+
+@pytest.mark.parametrize("deciding", [trial.remembered, trial.known])
+@pytest.mark.parametrize("setting", range(len(threads.ASKED)))
+def test_what_holds_for_some_threads_is_asked_again_for_others(setting, deciding, monkeypatch):
+    made, said = [], [1, 1, 1]
+    monkeypatch.setattr(threads, "settings", lambda: tuple(said))
+    remembering = deciding(lambda size: made.append(size) or len(made))
+    assert remembering(5) == remembering(5) == 1
+    said[setting] = 2
+    assert remembering(5) == 2
+    said[setting] = 1
+    assert remembering(5) == 1
 
 
 def test_what_operators_make_is_known_whether_they_are_timed_or_not():

@@ -7,9 +7,7 @@ the other, and what one of them runs takes the other's core.
 Source: init_omp.cc in caffe2/core, ParallelOpenMP.cpp in ATen.
 """
 
-import ctypes
 import functools
-import sys
 from typing import Any, List, Optional
 
 import numpy as np
@@ -20,11 +18,10 @@ from caffe2_recurrent.blob_names import Names
 from caffe2_recurrent.rewriting import calling_thread
 from caffe2_recurrent.rewriting.batch_parts import side_by_side
 from caffe2_recurrent.rewriting.products import thread_numbers
+from caffe2_recurrent.rewriting.trials import threads
 from caffe2_recurrent.scratch_workspace import scratch_workspace
 
 WORKSPACE = "caffe2_recurrent_workers"
-# Caffe2 for Python, as it was built with and without GPUs.
-EXTENSIONS = ["caffe2.python.caffe2_pybind11_state" + ending for ending in ("", "_gpu", "_hip")]
 
 _found: List[Optional[int]] = []
 
@@ -36,7 +33,7 @@ def why_not() -> Optional[str]:
             "all parts would wait for threads of the net's own; before it is optimised and created, pass {} to "
             "workspace.GlobalInit".format(calling_thread.FLAG)
         )
-    callers, workers = _number(), _of_workers()
+    callers, workers = threads.of_openmp(), _of_workers()
     if callers is None or workers is None:
         return "how many threads OpenMP has is not known"
     if callers != workers:
@@ -64,20 +61,4 @@ def _asking() -> caffe2_pb2.OperatorDef:
 
 
 def _answer(inputs: Any, outputs: Any) -> None:
-    _found.append(_number())
-
-
-def _number() -> Optional[int]:
-    """OpenMP's number in this thread, as the library that Caffe2 uses says it; None where that cannot be asked."""
-    library = _library()
-    return None if library is None else int(library.omp_get_max_threads())
-
-
-@functools.lru_cache(maxsize=None)
-def _library() -> Optional[ctypes.CDLL]:
-    loaded = next((sys.modules[name] for name in EXTENSIONS if name in sys.modules), None)
-    try:
-        library = ctypes.CDLL(str(loaded.__file__)) if loaded is not None else None
-        return library if hasattr(library, "omp_get_max_threads") else None
-    except OSError:
-        return None
+    _found.append(threads.of_openmp())

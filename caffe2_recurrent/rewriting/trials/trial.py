@@ -1,7 +1,8 @@
 """What takes the least time on this machine, tried out.
 
 What is compared takes turns, so that what else goes on in the machine meets all of it; and it is remembered, because
-nets tend to have several loops of a size. Without trials the first of what is to be compared wins.
+nets tend to have several loops of a size: by what is to be done and the threads that do it. Without trials the first of
+what is to be compared wins.
 """
 
 import contextlib
@@ -17,6 +18,7 @@ from caffe2_recurrent.blob_names import Names
 from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.loops.parts import Keeping, Surroundings
 from caffe2_recurrent.rewriting.switches import switched
+from caffe2_recurrent.rewriting.trials import threads
 from caffe2_recurrent.rewriting.trials.timing import Seconds, Subject, prepared
 from caffe2_recurrent.rewriting.trials.turns import Turns
 
@@ -29,6 +31,8 @@ PATIENT = 0.3
 LONG = 2.0
 # Bytes of inputs up to which all subjects are there at once.
 LITTLE = 1 << 26
+# So many results of each function are remembered, those that were last asked for.
+REMEMBERED = 256
 
 _trying = contextvars.ContextVar("_trying", default=True)
 
@@ -102,36 +106,41 @@ _known: List[Any] = []
 
 
 def remembered(function: Callable[..., Any]) -> Any:
-    """A function that times candidates, which does so once for the same arguments, until `forget`."""
+    """A function that times candidates, which does so once for the same arguments and threads, until `forget`."""
 
-    @functools.lru_cache(maxsize=None)
-    def cached(_: bool, *arguments: Any) -> Any:
+    @functools.lru_cache(maxsize=REMEMBERED)
+    def cached(_: Any, *arguments: Any) -> Any:
         return function(*arguments)
 
     @functools.wraps(function)
     def remembering(*arguments: Any) -> Any:
-        return cached(are_wanted(), *arguments)
+        return cached((are_wanted(), threads.settings()), *arguments)
 
     _remembering.append(cached)
     return remembering
 
 
 def known(function: Callable[..., Any]) -> Any:
-    """A function that finds out what operators make here, timed or not, once for the same arguments, until `forget`."""
+    """A function that finds out what operators make here, timed or not, once for the same arguments and threads, until
+    `forget`.
+    """
 
-    @functools.lru_cache(maxsize=None)
-    @functools.wraps(function)
-    def cached(*arguments: Any) -> Any:
+    @functools.lru_cache(maxsize=REMEMBERED)
+    def cached(_: Any, *arguments: Any) -> Any:
         # What they are made of may be chosen by the clock elsewhere, for other sizes than those that it has here.
         with trying(False):
             return function(*arguments)
 
+    @functools.wraps(function)
+    def remembering(*arguments: Any) -> Any:
+        return cached(threads.settings(), *arguments)
+
     _known.append(cached)
-    return cached
+    return remembering
 
 
 def forget() -> None:
-    """To be called when the process gets another number of threads: let all be tried again."""
+    """Let all be tried again, as if nothing had been."""
     forget_times()
     for cached in _known:
         cached.cache_clear()
