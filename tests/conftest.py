@@ -106,6 +106,14 @@ def weights_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def trials_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blobs are called in trials as they are in the net, for tests that look for them there."""
+    from caffe2_recurrent.rewriting.trials.numbering import Numbering
+
+    monkeypatch.setattr(Numbering, "blob", lambda self, name: name)
+
+
+@pytest.fixture
 def whole_trials() -> None:
     """Trials take the time in which they find what is faster; elsewhere they take less, and are wrong more often."""
 

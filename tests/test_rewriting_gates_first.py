@@ -26,6 +26,7 @@ from caffe2_recurrent.rewriting.rules import RULES, gates_first, lstm_unit
 from caffe2_recurrent.rewriting.rules.gates_first import Size
 from caffe2_recurrent.rewriting.steps import columns
 from caffe2_recurrent.rewriting.trials import trial
+from caffe2_recurrent.rewriting.trials.numbering import Numbering, operators_of
 from caffe2_recurrent.rewriting.trials.timing import Seconds
 from every_pair import every_pair
 from onednn_support import inner_nets, leaving_no_trace, numbers_matter, promise_constant_threads
@@ -462,7 +463,7 @@ def test_a_loss(apart, joined, pays, monkeypatch):
     sizes = make_up_trial(monkeypatch, apart, joined)
     assert why(RULE, split_loop(), SHAPES, loss=True) == [None if pays else SLOWER]
     (size,) = sizes
-    assert size[:6] == (T, N, D, 4, D, ROWS) and len(size.region) == 2
+    assert size[:6] == (T, N, D, 4, D, ROWS) and len(operators_of(size.region)) == 2
 
 
 def test_numbers_of_steps_that_are_not_known():
@@ -493,7 +494,7 @@ def in_scope(scope, model, *inputs_and_sizes, **options):
 @pytest.mark.parametrize("of_sequence", [5, None])
 def test_it_is_tried(layout, of_sequence):
     split = made("Split", ["y1"], ["y2", "y3"], axis=2)
-    region = tuple(operator.SerializeToString() for operator in (made("Tanh", ["y"], ["y1"]), split))
+    region = Numbering({"y": "y"}).operators([made("Tanh", ["y"], ["y1"]), split])
     seen = []
     with leaving_no_trace(), pytest.MonkeyPatch.context() as patch:
         prepared = trial.prepared

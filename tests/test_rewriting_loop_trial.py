@@ -3,17 +3,18 @@
 import numpy as np
 import pytest
 from caffe2.python import workspace
+from caffe2.python.model_helper import ModelHelper
 
 import rewriting_support as support
 from attention_support import ENCODED, SIZES, decoder
-from caffe2_recurrent import optimize
+from caffe2_recurrent import GRU, LSTM, MILSTM, optimize
 from caffe2_recurrent.operator_arguments import integer, net
 from caffe2_recurrent.rewriting import calling_thread, loop_trial
 from caffe2_recurrent.rewriting.rules.executor_threads import OFF, ON
 from caffe2_recurrent.rewriting.rules.joined_sequence import JoinedSequence
 from caffe2_recurrent.rewriting.rules.sequence_bias import SequenceBias
 from caffe2_recurrent.rewriting.rules.unrolled_steps import UNROLLED
-from caffe2_recurrent.rewriting.trials import timing, trial
+from caffe2_recurrent.rewriting.trials import threads, timing, trial
 from caffe2_recurrent.rewriting.trials.timing import Seconds, prepared
 
 RULES = ["executor_threads", "unrolled_steps"]
@@ -52,7 +53,7 @@ def loops(operators):
 # `sequence_bias` puts another product into the place of the one that the net had.
 @pytest.mark.parametrize("before", [[], ["sequence_bias"]], ids=str)
 @pytest.mark.parametrize("gradients", [True, False], ids=["training", "forward only"])
-def test_what_makes_the_sequence_is_timed_with_the_loop(before, gradients, tried):
+def test_what_makes_the_sequence_is_timed_with_the_loop(before, gradients, tried, trials_by_name):
     model, _ = support.lstm(gradients=gradients)
     optimize(model, ["parameter_gradients", *before, *RULES], dry_run=True)
     timed = [subject for candidates in tried for subject in candidates.values()]
@@ -69,7 +70,7 @@ def test_what_makes_the_sequence_is_timed_with_the_loop(before, gradients, tried
         assert all(operator.type != "FC" for operator in others)
 
 
-def test_what_makes_the_sequence_of_what_is_not_known_is_not_timed(tried):
+def test_what_makes_the_sequence_of_what_is_not_known_is_not_timed(tried, trials_by_name):
     """Its result is there instead."""
     model, _ = support.lstm(gradients=False)
     sequence = (support.T, support.N, 4 * support.D)
@@ -85,7 +86,7 @@ def test_what_makes_the_sequence_of_what_is_not_known_is_not_timed(tried):
             assert subject.shapes["layer/i2h"] == sequence
 
 
-def test_a_sequence_that_the_net_is_given(tried):
+def test_a_sequence_that_the_net_is_given(tried, trials_by_name):
     model, _ = support.lstm(gradients=False)
     product = support.operator(model.net, "FC")
     model.net.Proto().op.remove(product)
@@ -112,7 +113,7 @@ def test_the_usual_time_counts_where_the_executor_takes_part(tried):
     assert not any(subject.wakes_threads for subject in written_out.values())
 
 
-def test_no_sequence_has_ended(tried):
+def test_no_sequence_has_ended(tried, trials_by_name):
     model, _ = support.lstm(lengths=True, gradients=False)
     optimize(model, RULES, dry_run=True)
     assert tried
@@ -179,3 +180,82 @@ def test_a_run_that_the_executors_race_fails_is_made_again(rule, is_made_again, 
     assert not failures
     assert bool(tried) is is_made_again
     assert bool(report.refusals) is not is_made_again
+
+
+# ------------------------------------------------------------------------------------------------------ remembered
+
+
+DECIDED = ["parameter_gradients", "lstm_unit", "gradient_buffer", "backward_loop", *RULES]
+
+
+def layers(name, count, size=support.D, builder=LSTM, **options):
+    """A model of layers one behind the other, whose blobs are called by its name."""
+    model, hidden = ModelHelper(name), name + "/x"
+    for layer in range(count):
+        scope = "{}_layer_{}".format(name, layer)
+        hidden, *_ = builder(model, hidden, None, None, size, size, scope=scope, **options)
+    if not options.get("forward_only"):
+        model.AddGradientOperators([model.net.AveragedLoss(hidden, name + "_loss")])
+    return model
+
+
+def optimised(model, steps=support.T, size=support.D):
+    return optimize(model, DECIDED, shapes={model.name + "/x": (steps, support.N, size)})
+
+
+@pytest.mark.parametrize("builder", [LSTM, MILSTM, GRU])
+@pytest.mark.parametrize("options", [{}, {"forward_only": True}, {"memory_optimization": True}], ids=str)
+def test_loops_of_one_size_are_tried_once(options, builder, tried):
+    """In whatever net, and whatever their blobs are called."""
+    optimised(layers("first", 1, builder=builder, **options))
+    count = len(tried)
+    assert count
+    for name in ("second", "third"):
+        optimised(layers(name, 1, builder=builder, **options))
+    assert len(tried) == count
+
+
+def test_layers_of_a_net_are_tried_once(tried):
+    """The first has nothing to hand its gradient on to that the others do not have."""
+    optimised(layers("first", 2))
+    count = len(tried)
+    optimised(layers("second", 4))
+    assert len(tried) == count
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: optimised(layers("other", 1), steps=support.T + 1),
+        lambda: optimised(layers("other", 1, size=support.D + 1), size=support.D + 1),
+        lambda: optimised(layers("other", 1, forget_bias=2.0)),
+        lambda: optimised(layers("other", 1, forward_only=True)),
+    ],
+    ids=["steps", "size", "an argument", "no gradient"],
+)
+def test_others_are_tried_anew(other, tried):
+    optimised(layers("first", 1))
+    count = len(tried)
+    other()
+    assert len(tried) > count
+
+
+def test_with_other_threads_they_are_tried_anew(tried, monkeypatch):
+    optimised(layers("first", 1))
+    count = len(tried)
+    monkeypatch.setattr(threads, "settings", lambda: (7, 7, 0))
+    optimised(layers("second", 1))
+    assert len(tried) == 2 * count
+
+
+def test_what_was_tried_of_another_loop_decides_about_this_one(tried):
+    """And the net that comes out names no blob of that one."""
+    made = []
+    for name in ("first", "second"):
+        model = layers(name, 2)
+        report = optimised(model)
+        made.append((report.counts, str(report).replace(name, "net"), str(model.net.Proto()).replace(name, "net")))
+    (counts, *_), second = made
+    assert counts["executor_threads"] or counts["unrolled_steps"]
+    assert second[0] == counts and second[1] == made[0][1]
+    assert "first" not in second[2] and "blob#" not in second[2]

@@ -172,7 +172,7 @@ def test_cells_have_the_values_and_gradients_of_a_numpy_loop(cell, is_faster, as
 
 
 @pytest.fixture
-def subjects(monkeypatch):
+def subjects(monkeypatch, trials_by_name):
     trial.forget_times()
     found = []
 

@@ -13,13 +13,13 @@ from caffe2_recurrent import GRU, LSTM, MILSTM, optimize, prediction_net, recurr
 from caffe2_recurrent.loops.loop import laid_out_when_changed
 from caffe2_recurrent.loops.parts import Keeping
 from caffe2_recurrent.loops.reading import read_loops
-from caffe2_recurrent.loops.sizes import find_sizes
+from caffe2_recurrent.loops.sizes import Sizes, find_sizes
 from caffe2_recurrent.rewriting import kept_results, same_weights
 from caffe2_recurrent.rewriting.products import step_products
 from caffe2_recurrent.rewriting.rules import unchanged_weights
 from caffe2_recurrent.rewriting.rules.unchanged_weights import IN_EACH_RUN, WHEN_CHANGED
 from caffe2_recurrent.rewriting.trials import trial
-from caffe2_recurrent.rewriting.trials.timing import Seconds
+from caffe2_recurrent.rewriting.trials.timing import Seconds, prepared
 from caffe2_recurrent.scratch_workspace import scratch_workspace
 from cells import CELLS
 from every_pair import every_pair
@@ -471,6 +471,31 @@ def test_a_trial_decides(monkeypatch, place, times, is_better):
     assert rule.refusal(loop, site, sizes) is None
     expected = "to see whether weights have changed takes as long as what is made of weights"
     assert rule.loss(loop, site, sizes) == (None if is_better else expected)
+
+
+def test_what_is_made_of_weights_of_one_size_is_tried_once(monkeypatch, place):
+    """In whatever net, and whatever the weights are called."""
+    tried = []
+
+    def in_turn(subjects):
+        tried.append({name: subject() for name, subject in subjects.items()})
+        return dict(zip(subjects, (Seconds(0.0, 2.0), Seconds(0.0, 1.0))))
+
+    monkeypatch.setattr(trial, "in_turn", in_turn)
+
+    def seconds(weights, shape, may_keep=Keeping.WEIGHTS):
+        made = [core.CreateOperator("Transpose", [weights], [weights + "_made"])]
+        return unchanged_weights.seconds(made, [weights], Sizes({weights: shape}, [weights]), may_keep)
+
+    found = seconds("a", (3, 4))
+    assert seconds("b/c", (3, 4)) == found == {IN_EACH_RUN: (0.0, 2.0), WHEN_CHANGED: (0.0, 1.0)}
+    assert len(tried) == 1
+    for subject in tried[0].values():
+        with prepared(subject) as timer:
+            assert timer(1.0).step > 0
+    seconds("a", (4, 3))
+    seconds("a", (3, 4), Keeping.WEIGHTS | Keeping.FOR_GOOD)
+    assert len(tried) == 3
 
 
 def test_what_cannot_be_tried(monkeypatch, place):

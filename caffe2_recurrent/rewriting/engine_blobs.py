@@ -18,7 +18,12 @@ def is_of_engine(blob: str) -> bool:
     return _MARK in blob or blob in CONVOLUTION_BUFFERS
 
 
+def named_after(blob: str) -> str:
+    """The blob of a net that such a blob is named after; itself if there is none."""
+    return blob.partition(_MARK)[0]
+
+
 def renamed(blob: str, names: Dict[str, str]) -> str:
     """Such a blob, if what it is named after has another name now."""
-    named_after, mark, kind = blob.partition(_MARK)
-    return names.get(named_after, named_after) + mark + kind
+    base = named_after(blob)
+    return names.get(base, base) + blob[len(base) :]

@@ -17,6 +17,7 @@ from caffe2_recurrent.operators import new_operator, read_before_written
 from caffe2_recurrent.rewriting import passes
 from caffe2_recurrent.rewriting.steps.rows import FEATURES
 from caffe2_recurrent.rewriting.trials import trial
+from caffe2_recurrent.rewriting.trials.numbering import Numbering, operators_of
 from caffe2_recurrent.rewriting.trials.timing import Seconds, Subject
 
 Operators = List[caffe2_pb2.OperatorDef]
@@ -31,7 +32,7 @@ def seconds(loop: Loop, candidates: Mapping[str, Loop], sizes: Sizes) -> Union[M
     known = sizes.behind(loop.before)
     in_front = _making_the_sequence(loop, known.shapes)
     made = {name: [*in_front, *_operators(candidate, len(loop.before))] for name, candidate in candidates.items()}
-    return _seconds(loop, made, known, sizes, _are_one_by_one(candidates))
+    return _seconds(loop, made, known, sizes, _wake_threads(candidates))
 
 
 def seconds_with_surroundings(
@@ -41,14 +42,14 @@ def seconds_with_surroundings(
     front of it and behind are among that.
     """
     made = {name: _with_surroundings(loop, candidate) for name, candidate in candidates.items()}
-    return _seconds(loop, made, _behind_nothing(loop, sizes), sizes, _are_one_by_one(candidates))
+    return _seconds(loop, made, _behind_nothing(loop, sizes), sizes, _wake_threads(candidates))
 
 
 def seconds_of(loop: Loop, made: Mapping[str, Operators], sizes: Sizes) -> Union[Mapping[str, Seconds], str]:
     """Those of operators that may stand for a loop that none has changed, its gradient and its surroundings. What
     counts is what they usually take, as some of them may wait for other threads.
     """
-    return _seconds(loop, made, _behind_nothing(loop, sizes), sizes, wake_threads=True)
+    return _seconds(loop, made, _behind_nothing(loop, sizes), sizes, wakes_threads=True)
 
 
 def _behind_nothing(loop: Loop, sizes: Sizes) -> Inference:
@@ -62,24 +63,24 @@ def _seconds(
     made: Mapping[str, Operators],
     known: Inference,
     sizes: Sizes,
-    wake_threads: bool,
+    wakes_threads: bool,
 ) -> Union[Mapping[str, Seconds], str]:
     read = list(dict.fromkeys(blob for found in made.values() for blob in read_before_written(found)))
     shapes = _shapes(loop, read, known.shapes)
     if shapes is None:
         return "the shapes of what its steps read are not all known; give shapes"
-    as_bytes = tuple(
-        (name, tuple(operator.SerializeToString() for operator in operators)) for name, operators in made.items()
-    )
     lengths = [blob for blob in lengths_of(loop) if blob in shapes]
     fills = [_steps_of_each(blob, shapes[blob], sizes.steps(loop) or 1) for blob in lengths]
     fills += [_sizes(blob, known.contents[blob]) for blob in read if blob in known.contents]
     made_before = {blob for fill in fills for blob in fill.output}
-    floats = tuple((blob, shape) for blob, shape in shapes.items() if blob not in made_before)
-    return _time(as_bytes, floats, tuple(fill.SerializeToString() for fill in fills), wake_threads)
+    numbering = Numbering()
+    numbered = tuple((name, numbering.operators(operators)) for name, operators in made.items())
+    floats = tuple((numbering.blob(blob), shape) for blob, shape in shapes.items() if blob not in made_before)
+    return _time(numbered, floats, numbering.operators(fills), wakes_threads)
 
 
-def _are_one_by_one(candidates: Mapping[str, Loop]) -> bool:
+def _wake_threads(candidates: Mapping[str, Loop]) -> bool:
+    """Whether the RNN executor runs some of them."""
     return any(integer(candidate.forward, ENABLE, 0) for candidate in candidates.values())
 
 
@@ -151,18 +152,19 @@ def _sizes(blob: str, content: Sequence[int]) -> caffe2_pb2.OperatorDef:
 
 @trial.remembered
 def _time(
-    candidates: Tuple[Tuple[str, Tuple[bytes, ...]], ...],
+    candidates: Tuple[Tuple[str, bytes], ...],
     floats: Tuple[Tuple[str, Shape], ...],
-    fills: Tuple[bytes, ...],
-    one_by_one: bool,
+    fills: bytes,
+    wakes_threads: bool,
 ) -> Union[Mapping[str, Seconds], str]:
-    def subject(operators: Iterable[bytes]) -> Subject:
-        step, once = (list(map(caffe2_pb2.OperatorDef.FromString, found)) for found in (operators, fills))
-        return Subject(step, dict(floats), once, wakes_threads=one_by_one)
+    """Those of numbered operators, which read `floats` and what `fills` make."""
+
+    def subject(operators: bytes) -> Subject:
+        return Subject(operators_of(operators), dict(floats), operators_of(fills), wakes_threads)
 
     subjects = {name: functools.partial(subject, operators) for name, operators in candidates}
     # The executor's race fails one run in a million or so, for which the steps are not to blame.
-    for _ in range(2 if one_by_one else 1):
+    for _ in range(2 if wakes_threads else 1):
         with contextlib.suppress(RuntimeError):
-            return trial.in_turn(subjects, one_by_one=one_by_one)
+            return trial.in_turn(subjects, one_by_one=wakes_threads)
     return "its steps cannot be tried with arbitrary numbers"

@@ -1,7 +1,7 @@
 """A product whose columns are split, with one matrix for each part; it is tried out."""
 
 import functools
-from typing import Dict, Iterable, NamedTuple, Optional, Tuple
+from typing import Dict, Iterable, NamedTuple, Optional
 
 from caffe2.proto import caffe2_pb2
 
@@ -9,7 +9,7 @@ from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.loops.parts import Keeping
 from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.operator_arguments import remove_arguments
-from caffe2_recurrent.operators import copied, new_operator
+from caffe2_recurrent.operators import new_operator
 from caffe2_recurrent.rewriting import passes
 from caffe2_recurrent.rewriting.emit import aten_is_missing
 from caffe2_recurrent.rewriting.products import step_products
@@ -31,6 +31,7 @@ from caffe2_recurrent.rewriting.steps.columns import Region
 from caffe2_recurrent.rewriting.steps.overlap import has_threads_given, take_executor_off, why_executor_pays
 from caffe2_recurrent.rewriting.steps.rows import has_rows
 from caffe2_recurrent.rewriting.trials import trial
+from caffe2_recurrent.rewriting.trials.numbering import Numbering, operators_of
 from caffe2_recurrent.rewriting.trials.timing import Seconds, Subject
 
 # It must be faster by this factor, in the step and in what is done before the loop.
@@ -164,7 +165,7 @@ def _lay_out(loop: Loop, product: caffe2_pb2.OperatorDef, region: Region, in_pla
 
 class Size(NamedTuple):
     """`steps` steps with `rows` rows of `inner` numbers, and `of_sequence` of a sequence that is to be joined, if there
-    is one, that make rows of `outer`. `region` are the operators that see these, serialised, with names of their own.
+    is one, that make rows of `outer`. `region` are the operators that see these, numbered but for `RESULT`.
     `may_keep` as loops have it.
     """
 
@@ -174,7 +175,7 @@ class Size(NamedTuple):
     of_sequence: Optional[int]
     outer: int
     layout: str
-    region: Tuple[bytes, ...]
+    region: bytes
     may_keep: Keeping = Keeping.NOTHING
 
 
@@ -191,20 +192,10 @@ def _size(loop: Loop, site: Site, sizes: Sizes) -> Optional[Size]:
         of_sequence = x[-1]
     region = _region(loop, site.where, sizes)
     assert region is not None
-    layout, renamed = step_products.layout(loop, operator), _renamed(region, operator.output[0])
-    return Size(steps, batch, product.inner, of_sequence, product.outer, layout, renamed, what_may_be_kept(loop, sizes))
-
-
-def _renamed(region: Region, result: str) -> Tuple[bytes, ...]:
-    """The operators of the region, the same ones for the same region of whatever loop; the product is `y`."""
-    names = {result: RESULT}
-    renamed = []
-    for operator in map(copied, region.operators):
-        for blobs in (operator.input, operator.output):
-            blobs[:] = [names.setdefault(blob, "{}{}".format(RESULT, len(names))) for blob in blobs]
-        operator.ClearField("name")
-        renamed.append(bytes(operator.SerializeToString()))
-    return tuple(renamed)
+    layout, seeing = step_products.layout(loop, operator), Numbering({operator.output[0]: RESULT})
+    numbered = seeing.operators(region.operators)
+    may_keep = what_may_be_kept(loop, sizes)
+    return Size(steps, batch, product.inner, of_sequence, product.outer, layout, numbered, may_keep)
 
 
 @trial.remembered
@@ -216,7 +207,7 @@ def _tried(size: Size) -> Dict[bool, Seconds]:
 
 def _subject(size: Size, is_first: bool) -> Subject:
     """The product with its region in a step, as fast as the rules get it, and what is done before."""
-    region = [caffe2_pb2.OperatorDef.FromString(operator) for operator in size.region]
+    region = operators_of(size.region)
     loop, shapes = lone_product(
         size.steps, size.rows, size.inner, size.of_sequence, size.outer, size.layout, may_keep=size.may_keep
     )

@@ -13,6 +13,7 @@ from caffe2_recurrent.operators import new_operator, read_before_written
 from caffe2_recurrent.rewriting import same_weights, unchanged_weights
 from caffe2_recurrent.rewriting.rule import Rule, Site
 from caffe2_recurrent.rewriting.trials import trial
+from caffe2_recurrent.rewriting.trials.numbering import Numbering, operators_of
 from caffe2_recurrent.rewriting.trials.timing import Seconds, Subject
 
 # A trial must be faster by this factor.
@@ -75,8 +76,9 @@ def seconds(
 
     `may_keep` as loops have it.
     """
-    of_weights = tuple((weight, sizes.shape(weight), way) for weight, way in _ways(weights, sizes).items())
-    operators = bytes(caffe2_pb2.NetDef(op=made).SerializeToString())
+    numbering = Numbering()
+    operators = numbering.operators(made)
+    of_weights = tuple((numbering.blob(blob), sizes.shape(blob), way) for blob, way in _ways(weights, sizes).items())
     found: Optional[Dict[str, Seconds]] = _tried(operators, of_weights, may_keep & Keeping.FOR_GOOD)
     return found
 
@@ -98,7 +100,7 @@ def _ways(weights: Iterable[str], sizes: Sizes) -> Dict[str, str]:
 def _tried(
     made: bytes, of_weights: Tuple[Tuple[str, Optional[Shape], str], ...], may_keep: Keeping
 ) -> Optional[Dict[str, Seconds]]:
-    operators = list(caffe2_pb2.NetDef.FromString(made).op)
+    operators = operators_of(made)
     # They would not be known to be weights otherwise.
     weights = {weight: shape for weight, shape, _ in of_weights if shape is not None}
     ways = {weight: way for weight, shape, way in of_weights if shape is not None}
