@@ -275,8 +275,10 @@ def test_recomputed_blobs_lie_in_shared_memory():
     _, _, model = case.run()
     for blob in ("lstm/gates_t_shared", "lstm/gates_t"):
         assert refused(ValueError, model, blob) == (
-            "step_values: 'lstm/gates_t_shared' lies in memory that all steps share (recompute_blobs_on_backward, or "
-            "optimize); only the last step's value is left"
+            "step_values: '{}' lies in memory that all steps share (recompute_blobs_on_backward, or optimize), where "
+            "only the last step's value is left; to be had are {}".format(
+                blob, ", ".join(map("'{}'".format, step_values(model)))
+            )
         )
     found = step_values(model)
     assert "lstm/gates_t" not in found
@@ -293,7 +295,7 @@ def test_a_blob_that_has_another_name_after_optimize():
     expected = "step_values: 'layer/attention_weights' is called 'layer/attention_weights_linked' here"
     assert refused(ValueError, model, "layer/attention_weights") == expected
     np.testing.assert_allclose(step_values(model, "layer/attention_weights_linked"), before, rtol=1e-4, atol=1e-6)
-    shared = "'layer/attention_logits_shared' lies in memory that all steps share"
+    shared = "'layer/attention_logits' lies in memory that all steps share"
     assert shared in refused(ValueError, model, "layer/attention_logits")
 
 

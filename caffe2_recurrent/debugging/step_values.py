@@ -53,7 +53,7 @@ def step_values(
     with step_blobs(CALLER, chosen) as steps:
         reader = _Reader(chosen, steps)
         if wanted is None:
-            return {blob: np.stack(steps.arrays(blob)) for blob in reader.blobs if reader.refusal(blob) is None}
+            return {blob: np.stack(steps.arrays(blob)) for blob in reader.to_be_had()}
         inner = {blob: known_name(blob, reader.blobs) for blob in wanted}
         for refusal in map(reader.refusal, inner.values()):
             if refusal is not None:
@@ -72,27 +72,33 @@ class _Reader:
         self.blobs = list(dict.fromkeys([loop.timestep, *linked, *_written(loop.operators)]))
         self._overwritten = _overwritten(loop)
 
-    def refusal(self, blob: str) -> Optional[str]:
-        """Why `blob` has no value of its own in each step, or None."""
-        if blob not in self.blobs:
-            return self._no_blob_of_the_step(blob)
+    def to_be_had(self) -> List[str]:
+        own = (blob for blob in self.blobs if blob not in self._loop.shared)
+        return [blob for blob in own if self._reason(blob, blob) is None]
+
+    def refusal(self, asked: str) -> Optional[str]:
+        """Why the blob that is asked for has no value of its own in each step, or None."""
+        return self._reason(asked, asked) if asked in self.blobs else self._no_blob_of_the_step(asked)
+
+    def _reason(self, blob: str, asked: str) -> Optional[str]:
+        """The same of a blob of the step, which the caller calls `asked`."""
         if blob in self._loop.shared:
             return (
-                "'{}' lies in memory that all steps share (recompute_blobs_on_backward, or optimize); only the last "
-                "step's value is left".format(blob)
+                "'{}' lies in memory that all steps share (recompute_blobs_on_backward, or optimize), where only "
+                "the last step's value is left; to be had are {}".format(asked, names(self.to_be_had()))
             )
         if blob in self._overwritten:
-            return "the backward step has overwritten '{}' in each step".format(blob)
+            return "the backward step has overwritten '{}' in each step".format(asked)
         other = self._confused_with(blob)
         if other is not None:
-            return "'{}' cannot be told from '{}' at a later step; rename it in the step net".format(blob, other)
+            return "'{}' cannot be told from '{}' at a later step; rename it in the step net".format(asked, other)
         if not self._steps.has(blob):
             return (
                 "no step keeps '{}' for itself; a blob of that name existed outside when the net was created, and all "
-                "steps write to it, or what ran is an optimised copy of the net (install(optimize=True))".format(blob)
+                "steps write to it, or what ran is an optimised copy of the net (install(optimize=True))".format(asked)
             )
         if len({array.shape for array in self._steps.arrays(blob)}) > 1:
-            return "'{}' has not the same shape in all steps; retrieve_step_blobs gives them one by one".format(blob)
+            return "'{}' has not the same shape in all steps; retrieve_step_blobs gives them one by one".format(asked)
         return None
 
     def _confused_with(self, blob: str) -> Optional[str]:
@@ -114,10 +120,8 @@ class _Reader:
             return "'{}' belongs to the backward step, whose blobs all steps share{}".format(blob, there)
         for ending in (SHARED, LINKED):
             if blob + ending in loop.written:
-                refusal = self.refusal(blob + ending)
-                return refusal or "'{}' is called '{}' here".format(blob, blob + ending)
-        had = [own for own in self.blobs if self.refusal(own) is None]
-        return "the step net has no blob '{}'; to be had are {}".format(blob, names(had))
+                return self._reason(blob + ending, blob) or "'{}' is called '{}' here".format(blob, blob + ending)
+        return "the step net has no blob '{}'; to be had are {}".format(blob, names(self.to_be_had()))
 
 
 def _written(operators: Iterable[caffe2_pb2.OperatorDef]) -> List[str]:
