@@ -53,6 +53,13 @@ def first_line(error: Exception) -> str:
     return lines[0].split(" (Error from operator:")[0].rstrip(". ") if lines else type(error).__name__
 
 
+def given_array(value: Any) -> str:
+    """The same of what should be an array or a tensor of other elements, whose numbers would say nothing."""
+    if not getattr(value, "ndim", 0):
+        return given(value)
+    return "{} {} of {}".format(type(value).__name__, list(value.shape), value.dtype)
+
+
 def given(value: Any) -> str:
     """A value of the wrong type as an error shows it: itself, shortened, and its type."""
     shown = repr(value)

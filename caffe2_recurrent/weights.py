@@ -12,7 +12,7 @@ from caffe2.python import workspace
 
 from caffe2_recurrent import workspace_blobs
 from caffe2_recurrent.arguments import Blob, is_blob
-from caffe2_recurrent.problems import Problems, given, names
+from caffe2_recurrent.problems import Problems, given, given_array, names
 
 GATES = ("input_gate", "forget_gate", "output_gate", "cell")
 # The two products of an LSTM, with its input and with its previous state.
@@ -142,9 +142,8 @@ def _check_types(lstm_pblobs: Any, param_values: Any) -> None:
     for side, values in _sides("param_values", param_values, problems):
         for gate, value in values.items():
             if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiu":
-                problems.add(
-                    "param_values['{}']['{}'] must be a numpy array of numbers; got {}", side, gate, given(value)
-                )
+                text = "param_values['{}']['{}'] must be a numpy array of real numbers; got {}"
+                problems.add(text, side, gate, given_array(value))
     problems.raise_if_any(TypeError)
 
 

@@ -412,11 +412,11 @@ def test_arguments_of_the_wrong_type():
         "scope must be a string; got None of type NoneType",
     )
     assert refused(TypeError, lstm_to_cudnn, "net", None) == listed("lstm_to_cudnn", *types)
-    flat = "flat must be a numpy array of numbers; got {}"
+    flat = "flat must be a numpy array of real numbers; got {}"
     for value, shown in (("gpu/lstm_weight", "'gpu/lstm_weight' of type str"), ([1.0], "[1.0] of type list")):
         assert refused(TypeError, lstm_from_cudnn, "net", None, value) == listed(
             "lstm_from_cudnn", *types, flat.format(shown)
         )
-    assert refused(TypeError, lstm_from_cudnn, Stack().built()[0], "lstm", np.zeros(84, bool)).startswith(
-        "lstm_from_cudnn: flat must be a numpy array of numbers; got array([False, "
-    )
+    for kind in ("bool", "complex64"):
+        text = refused(TypeError, lstm_from_cudnn, Stack().built()[0], "lstm", np.zeros(84, kind))
+        assert text == "lstm_from_cudnn: " + flat.format("ndarray [84] of {}".format(kind))

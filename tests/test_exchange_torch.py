@@ -902,11 +902,25 @@ def test_argument_of_the_wrong_type():
         "<class 'torch.nn.modules.rnn.LSTM'> of type type"
     )
     state = {"weight_ih_l0": [1.0], "weight_hh_l0": np.zeros(1, bool), "bias_ih_l0": np.zeros(1)}
-    entry = "state['{}'] must be a tensor or an array of numbers; got {}"
+    entry = "state['{}'] must be a tensor or an array of real numbers; got {}"
     assert refused(TypeError, lstm_from_torch, model, "lstm", state) == listed(
         "lstm_from_torch",
         entry.format("weight_ih_l0", "[1.0] of type list"),
-        entry.format("weight_hh_l0", "array([False]) of type ndarray"),
+        entry.format("weight_hh_l0", "ndarray [1] of bool"),
+    )
+
+
+@pytest.mark.parametrize("made", [np.zeros, torch.zeros])
+def test_complex_numbers(made):
+    """Of such a tensor torch would take the real part, and warn."""
+    model, _ = Stack().built()
+    state = {"weight_ih_l0": made((16, 3)), "weight_hh_l0": np.array(1j), "bias_ih_l0": made((16,)) * 1j}
+    kind = str((made(1) * 1j).dtype)
+    entry = "state['{}'] must be a tensor or an array of real numbers; got {}"
+    assert refused(TypeError, lstm_from_torch, model, "lstm", state) == listed(
+        "lstm_from_torch",
+        entry.format("weight_hh_l0", "array(0.+1.j) of type ndarray"),
+        entry.format("bias_ih_l0", "{} [16] of {}".format(type(made(1)).__name__, kind)),
     )
 
 

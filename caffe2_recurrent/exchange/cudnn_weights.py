@@ -21,7 +21,7 @@ from caffe2_recurrent.exchange.layout import (
 )
 from caffe2_recurrent.exchange.lstm_in_net import find_shared
 from caffe2_recurrent.nets import AnyNet, read_net
-from caffe2_recurrent.problems import given
+from caffe2_recurrent.problems import given_array
 
 
 def lstm_to_cudnn(net: AnyNet, scope: str) -> np.ndarray:
@@ -87,7 +87,7 @@ def lstm_from_cudnn(net: AnyNet, scope: str, flat: np.ndarray) -> None:
     checks = Checks("lstm_from_cudnn")
     proto, scope = read_net("net", net, checks.types), checks.scope(scope)
     if not isinstance(flat, np.ndarray) or flat.dtype.kind not in "fiu":
-        checks.types.add("flat must be a numpy array of numbers; got {}", given(flat))
+        checks.types.add("flat must be a numpy array of real numbers; got {}", given_array(flat))
     checks.done()
     assert proto is not None
     lstm = find_shared(proto, outer_name(scope), checks.values)

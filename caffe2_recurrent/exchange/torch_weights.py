@@ -20,7 +20,7 @@ from caffe2_recurrent.exchange.layout import (
 )
 from caffe2_recurrent.exchange.lstm_in_net import find_shared
 from caffe2_recurrent.nets import AnyNet, read_net
-from caffe2_recurrent.problems import Problems, given, names
+from caffe2_recurrent.problems import Problems, given, given_array, names
 
 # What a loop's entries in a state dict end in, by direction.
 DIRECTIONS = ("", "_reverse")
@@ -142,12 +142,20 @@ def _read_state(state: Any, prefix: str, checks: Checks) -> Dict[str, np.ndarray
     for key, value in entries.items():
         if not str(key).startswith(prefix):
             continue
-        # A tensor, whichever its device and width.
-        array = value.detach().float().cpu().numpy() if hasattr(value, "detach") else value
+        array = _as_array(value)
         if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiu":
-            checks.types.add("state['{}'] must be a tensor or an array of numbers; got {}", key, given(value))
+            text = "state['{}'] must be a tensor or an array of real numbers; got {}"
+            checks.types.add(text, key, given_array(value))
         arrays[str(key)] = array
     return arrays
+
+
+def _as_array(value: Any) -> Any:
+    """A tensor as an array, whichever its device and width, or the value as it is."""
+    # Of complex numbers torch would leave out a part.
+    if not hasattr(value, "detach") or value.is_complex():
+        return value
+    return value.detach().float().cpu().numpy()
 
 
 def _check_entries(arrays: Mapping[str, np.ndarray], sizes: StackSizes, prefix: str, problems: Problems) -> None:
