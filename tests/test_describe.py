@@ -8,6 +8,7 @@ from caffe2.python.model_helper import ModelHelper
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import caffe2_recurrent
 import cells
 import comparing
 import rewritten_loops
@@ -708,6 +709,44 @@ def test_a_net_without_a_loop():
         describe(model)
     assert str(caught.value) == (
         "describe: net '{}' has no RecurrentNetwork operator; its operators are 'FC', 'Tanh'".format(model.net.Name())
+    )
+
+
+def in_branches(inner):
+    """A net that runs `inner` in an If of an If."""
+    branch = caffe2_pb2.NetDef(name="branch", op=[core.CreateOperator("If", ["c"], ["y"], then_net=inner)])
+    operators = [core.CreateOperator("Copy", ["x"], ["z"]), core.CreateOperator("If", ["c"], ["y"], then_net=branch)]
+    return caffe2_pb2.NetDef(name="outer", op=operators)
+
+
+@pytest.mark.parametrize(
+    "called",
+    [
+        describe,
+        caffe2_recurrent.check_inputs,
+        caffe2_recurrent.step_values,
+        caffe2_recurrent.step_times,
+        lambda net: caffe2_recurrent.draw(net, "nowhere.dot"),
+        lambda net: caffe2_recurrent.lstm_to_torch(net, "lstm"),
+        lambda net: caffe2_recurrent.export_onnx("nowhere.onnx", net, "lstm"),
+    ],
+)
+def test_a_loop_in_a_net_that_an_operator_is_given(called):
+    inner = support.lstm(gradient=False).net.Proto()
+    with pytest.raises(ValueError) as caught:
+        called(in_branches(inner))
+    assert str(caught.value).split(": ", 1)[1] == (
+        "net 'outer' has no RecurrentNetwork operator; its operators are 'Copy', 'If', and one is in a net that these "
+        "are given; pass that net: '{}' of If".format(inner.name)
+    )
+    assert str(describe(inner)).startswith("net 'model': 1 loop")
+
+
+def test_nets_without_a_loop_that_an_operator_is_given():
+    with pytest.raises(ValueError) as caught:
+        describe(in_branches(core.Net("empty").Proto()))
+    assert str(caught.value) == (
+        "describe: net 'outer' has no RecurrentNetwork operator; its operators are 'Copy', 'If'"
     )
 
 

@@ -1,7 +1,7 @@
 """Which loop of a net a caller means."""
 
 import itertools
-from typing import Any, Optional, Sequence, Union
+from typing import Any, Iterator, Optional, Sequence, Union
 
 from caffe2.proto import caffe2_pb2
 
@@ -9,7 +9,8 @@ from caffe2_recurrent.arguments import Blob, is_blob, is_integer, known_name
 from caffe2_recurrent.loops.loop import Loop, is_in_parts, stands_for_loop
 from caffe2_recurrent.loops.reading import read_loops
 from caffe2_recurrent.nets import read_net
-from caffe2_recurrent.operators import OPERATOR
+from caffe2_recurrent.operator_arguments import nets_of
+from caffe2_recurrent.operators import LOOPS, OPERATOR
 from caffe2_recurrent.problems import Problems, given, names
 
 AnyLoop = Union[None, int, Blob]
@@ -54,7 +55,20 @@ def note_no_loops(
     else:
         found = dict.fromkeys(operator.type for operator in net.op)
         others = "its operators are " + names(found) if found else "it has no operators"
+        inside = list(dict.fromkeys(_nets_with_loops(net)))
+        if inside:
+            others += ", and one is in a net that these are given; pass that net: " + ", ".join(inside)
         values.add("{} has no {} operator; {}", name, OPERATOR, others)
+
+
+def _nets_with_loops(net: caffe2_pb2.NetDef) -> Iterator[str]:
+    """Nets that have one among those that operators are given, and theirs, and whose they are; steps of loops do not
+    count."""
+    for operator in net.op:
+        for inner in nets_of(operator) if operator.type not in LOOPS else ():
+            if any(found.type == OPERATOR for found in inner.op):
+                yield "'{}' of {}".format(inner.name, operator.type)
+            yield from _nets_with_loops(inner)
 
 
 def check_loop(loop: Any, types: Problems) -> None:
