@@ -16,7 +16,9 @@ import step_memory
 import step_nets
 import viewing_support as support
 from caffe2_recurrent import LSTM, describe, recurrent_net, set_rnn_executor_config
+from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.viewing.kept import Place
+from caffe2_recurrent.viewing.loop_sizes import find_outer_tensors
 from caffe2_recurrent.viewing.tensors import Tensor, infer
 from errors_support import listed
 from every_pair import every_pair
@@ -793,3 +795,14 @@ def test_a_backward_step_that_was_emptied_is_none():
     (loop,) = describe(net, {"x": (9, 2, 4), "h0": (2, 4)}).loops
     assert loop.structure.backward is None
     assert loop.memory.workspaces == 4
+
+
+@pytest.mark.parametrize("between, expected", [([], (3, 4)), ([core.CreateOperator("Copy", ["t"], ["sizes"])], None)])
+def test_sizes_that_are_written_anew_are_not_known(between, expected):
+    operators = [
+        core.CreateOperator("GivenTensorInt64Fill", [], ["sizes"], shape=[2], values=[3, 4]),
+        *between,
+        core.CreateOperator("ConstantFill", ["sizes"], ["filled"], input_as_shape=1),
+    ]
+    found = find_outer_tensors(caffe2_pb2.NetDef(op=operators), Sizes({}))
+    assert (found["filled"].shape if "filled" in found else None) == expected

@@ -32,7 +32,7 @@ class Inference:
     def follow(self, operators: Iterable[caffe2_pb2.OperatorDef]) -> None:
         for operator in operators:
             known = {blob: self.shapes[blob] for blob in operator.input if blob in self.shapes}
-            content, made = self._content(operator), self._made(operator, known)
+            content, made = self.content(operator), self._made(operator, known)
             for blob in operator.output:
                 self.contents.pop(blob, None)
                 if blob not in self._given:
@@ -54,7 +54,7 @@ class Inference:
             return {operator.output[0]: _taken(shape, axes)} if sorted(axes) == list(range(len(shape))) else {}
         return _inferred(operator.SerializeToString(), tuple(known.items()))
 
-    def _content(self, operator: caffe2_pb2.OperatorDef) -> Optional[Sequence[int]]:
+    def content(self, operator: caffe2_pb2.OperatorDef) -> Optional[Sequence[int]]:
         """What the first output holds, if it is sizes in a row."""
         if operator.type == "GivenTensorInt64Fill" and not operator.input and len(integers(operator, "shape")) == 1:
             return integers(operator, "values")

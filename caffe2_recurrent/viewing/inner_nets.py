@@ -3,16 +3,17 @@
 These compute shapes as well, from those of other blobs and numbers; that is followed.
 """
 
-from typing import Dict, List, Mapping, Optional
+from typing import Dict, Mapping, Optional, Sequence
 
 import numpy as np
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.operator_arguments import argument, integer, integers
+from caffe2_recurrent.loops.shape_inference import Inference
+from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.operator_arguments import net as net_argument
 from caffe2_recurrent.viewing.tensors import Tensor, infer
 
-Numbers = Dict[str, List[int]]
+Numbers = Dict[str, Sequence[int]]
 
 
 def infer_if(operator: caffe2_pb2.OperatorDef, known: Mapping[str, Tensor], numbers: Numbers) -> Dict[int, Tensor]:
@@ -39,15 +40,14 @@ def infer_counting(
 
 
 def _count(operator: caffe2_pb2.OperatorDef, known: Mapping[str, Tensor], numbers: Numbers) -> None:
-    """Notes the numbers that an operator puts into its first output."""
-    if operator.type == "Shape" and operator.input[0] in known:
-        shape = known[operator.input[0]].shape
-        axes = integers(operator, "axes") if argument(operator, "axes") is not None else range(len(shape))
-        numbers[operator.output[0]] = [shape[axis] for axis in axes]
-    elif operator.type == "GivenTensorInt64Fill":
-        numbers[operator.output[0]] = integers(operator, "values")
-    elif operator.type == "Concat" and all(blob in numbers for blob in operator.input):
-        numbers[operator.output[0]] = [number for blob in operator.input for number in numbers[blob]]
+    """Notes the numbers that an operator puts into its first output; what its outputs had before is gone."""
+    before = Inference({blob: known[blob].shape for blob in operator.input if blob in known})
+    before.contents = numbers
+    content = before.content(operator)
+    for blob in operator.output:
+        numbers.pop(blob, None)
+    if content is not None:
+        numbers[operator.output[0]] = content
 
 
 def _of_computed_shape(

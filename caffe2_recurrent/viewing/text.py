@@ -182,7 +182,7 @@ def _setting(value: Optional[int], default: int, what: str) -> str:
 
 
 def _operators(operators: Sequence[caffe2_pb2.OperatorDef]) -> List[str]:
-    place = max((len(str(len(operators) - 1)), 1))
+    place = len(str(len(operators) - 1))
     width = max((len(type_text(operator)) for operator in operators), default=0)
     lines = []
     for position, operator in enumerate(operators):
