@@ -5,7 +5,7 @@ from typing import Dict, Iterable, List, Optional, Tuple
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.backward.gradient_maker import POSITIONS, PYTHON_POSITIONS
-from caffe2_recurrent.executor import ENABLE
+from caffe2_recurrent.executor import ENABLE, STREAMS, THREADS
 from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.loops.reading import read_links, read_renames
 from caffe2_recurrent.operator_arguments import (
@@ -217,6 +217,6 @@ def _executor(operator: caffe2_pb2.OperatorDef) -> Executor:
     return Executor(
         enabled=bool(integer(operator, ENABLE, 0)),
         # The engine takes 0 for no setting.
-        threads=integer(operator, "rnn_executor.num_threads", 0) or None,
-        streams=integer(operator, "rnn_executor.max_cuda_streams", 0) or None,
+        threads=integer(operator, THREADS, 0) or None,
+        streams=integer(operator, STREAMS, 0) or None,
     )

@@ -2,11 +2,9 @@
 
 from typing import Dict, Optional, Set
 
-from caffe2_recurrent.executor import ENABLE
+from caffe2_recurrent.executor import ENABLE, THREADS
 from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.operator_arguments import argument, integer, remove_arguments
-
-THREADS = "rnn_executor.num_threads"
 
 
 def has_threads_given(loop: Loop) -> bool:
