@@ -54,6 +54,11 @@ def test_who_made_them_does_not_count():
     assert numbered(operator) == numbered(made("Tanh", ["a"], ["b"]))
 
 
+def test_what_they_fail_with_does_not_count():
+    first, second = (made("Assert", ["same"], [], error_msg="'{}' is too wide".format(blob)) for blob in "ab")
+    assert numbered(first) == numbered(second) == numbered(made("Assert", ["same"], []))
+
+
 def test_they_stay_as_they_were():
     operator = made("Tanh", ["a"], ["b"], name="somebody's")
     before = operator.SerializeToString()

@@ -16,6 +16,8 @@ from caffe2_recurrent.rewriting import engine_blobs
 KEPT = frozenset(["", TIMESTEP, *engine_blobs.CONVOLUTION_BUFFERS])
 # The argument of the operator `Do` with the names of blobs in its net.
 INNER_BLOBS = "inner_blobs"
+# Arguments that name blobs to people and to us, and to no operator: that of `Assert` is what it fails with.
+SAID = ("error_msg", BACKWARD_PASS_OF)
 
 
 class Numbering:
@@ -50,7 +52,7 @@ class Numbering:
     def _forget_whose(self, operator: caffe2_pb2.OperatorDef) -> None:
         for said in ("name", "debug_info"):
             operator.ClearField(said)
-        remove_arguments(operator, [BACKWARD_PASS_OF])
+        remove_arguments(operator, SAID)
         inner = argument(operator, INNER_BLOBS)
         if inner is not None:
             inner.strings[:] = [self.blob(blob.decode()).encode() for blob in inner.strings]
