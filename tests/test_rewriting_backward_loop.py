@@ -47,6 +47,16 @@ def turned(**options):
     return model, blobs
 
 
+def test_neither_of_its_loops_is_rewritten_again():
+    model, _ = turned()
+    report = optimize(model, even_if_slower=True)
+    assert report.total == 0
+    assert [refusal.reason for refusal in report.refusals] == [
+        "its backward pass has been made a loop of its own, which fits its steps as they are",
+        "it is a backward pass that has been made a loop of its own",
+    ]
+
+
 def kinds(net):
     return [operator.type for operator in net.Proto().op if operator.type in (support.LOOP, support.GRADIENT)]
 

@@ -598,7 +598,10 @@ def test_a_trial_decides(monkeypatch, gain, made, options):
     monkeypatch.setattr(loop_trial.trial, "in_turn", in_turn)
     model, _ = support.lstm(**options)
     for _ in range(2):
-        assert optimize(model, ALONE[options.get("gradients") is False :], dry_run=True).counts[RULE] == made
+        report = optimize(model, ALONE[options.get("gradients") is False :], dry_run=True)
+        assert report.counts[RULE] == made
+        left = [refusal.reason for refusal in report.refusals if refusal.rule == RULE]
+        assert left == ([] if made else ["for 9 steps it is not faster"])
     assert names == [[AS_IT_IS, UNROLLED]]
     trial.forget()
 
