@@ -1102,9 +1102,9 @@ def test_where_operators_are_made_anew_with_them_weights_are_always_compared(mon
 
 @pytest.fixture
 def asked_anew():
-    kept_filters.are_right.cache_clear()
+    trial.forget()
     yield
-    kept_filters.are_right.cache_clear()
+    trial.forget()
 
 
 @pytest.mark.usefixtures("asked_anew")
@@ -1154,7 +1154,7 @@ def test_filters_of_which_steps_have_copies_are_found(monkeypatch):
         onednn.add(emitter, onednn.TO, [made], [there])
 
     assert kept_filters.are_right(3, 16) == IS_RIGHT
-    kept_filters.are_right.cache_clear()
+    trial.forget()
     monkeypatch.setattr(onednn_tensors, "add_filters", add_plain)
     with leaving_no_trace():
         assert not kept_filters.are_right(3, 16)

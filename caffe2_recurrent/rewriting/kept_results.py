@@ -18,10 +18,9 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import core
 
 from caffe2_recurrent.loops.loop import WHEN_CHANGED, Loop
-from caffe2_recurrent.operators import net_running
 from caffe2_recurrent.rewriting import same_weights
 from caffe2_recurrent.rewriting.emit import ATEN
-from caffe2_recurrent.rewriting.same_weights import ONE_OF, operator_of
+from caffe2_recurrent.rewriting.same_weights import ONE_OF, net_of, operator_of
 
 # A histogram of one bin over all its runs: of one number, `[0, n, 0]` behind the n-th.
 COUNTING = "AccumulateHistogram"
@@ -64,7 +63,7 @@ def when_changed(
     kept = [*results, *copies.values()]
     return [
         *_comparing(loop, ways, copies, emptying, is_changed),
-        operator_of(loop, "If", [is_changed, *ways], kept, then_net=net_running(WHEN_CHANGED, operators)),
+        operator_of(loop, "If", [is_changed, *ways], kept, then_net=net_of(WHEN_CHANGED, operators)),
     ]
 
 
@@ -75,10 +74,10 @@ def when_missing(loop: Loop, inputs: Sequence[str], made: Operators, results: Se
     def saying(value: bool) -> caffe2_pb2.OperatorDef:
         return operator_of(loop, "ConstantFill", [], [missing], shape=[1], value=value, dtype=core.DataType.BOOL)
 
-    making = net_running(WHEN_CHANGED, [*made, saying(False)])
+    making = net_of(WHEN_CHANGED, [*made, saying(False)])
     return [
         *counting,
-        operator_of(loop, "If", [is_first], [missing], then_net=net_running("first_run", [saying(True)])),
+        operator_of(loop, "If", [is_first], [missing], then_net=net_of("first_run", [saying(True)])),
         operator_of(loop, "If", [missing, *inputs], [*results, missing], then_net=making),
     ]
 
@@ -98,8 +97,8 @@ def _comparing(
             "If",
             [is_first, *copies],
             [is_changed, *copies.values()],
-            then_net=net_running("first_run", always),
-            else_net=net_running("later_run", same_weights.compare(loop, ways, copies, is_changed)),
+            then_net=net_of("first_run", always),
+            else_net=net_of("later_run", same_weights.compare(loop, ways, copies, is_changed)),
         ),
     ]
 

@@ -19,7 +19,7 @@ from caffe2.python import core
 from caffe2_recurrent import workspace_blobs
 from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.loops.sizes import Shape
-from caffe2_recurrent.operators import net_running, new_operator
+from caffe2_recurrent.operators import new_operator, read_before_written
 from caffe2_recurrent.rewriting.emit import ATEN
 
 EQUAL, DISTANCE = "equal", "L1Distance"
@@ -56,8 +56,8 @@ def compare(loop: Loop, ways: Mapping[str, str], copies: Mapping[str, str], resu
     pairs = {weight: copies[weight] for weight in far}
     true = {"shape": [1], "value": True, "dtype": core.DataType.BOOL}
     nets = {
-        "then_net": net_running("distances", _distances(loop, pairs, result)),
-        "else_net": net_running("others", [operator_of(loop, "ConstantFill", [], [result], **true)]),
+        "then_net": net_of("distances", _distances(loop, pairs, result)),
+        "else_net": net_of("others", [operator_of(loop, "ConstantFill", [], [result], **true)]),
     }
     inputs = [condition, *pairs, *pairs.values()]
     return [*made, is_one_of(loop, equal, 1, condition), operator_of(loop, "If", inputs, [result], **nets)]
@@ -84,3 +84,8 @@ def operator_of(
     loop: Loop, kind: str, inputs: Sequence[str], outputs: Sequence[str], **arguments: object
 ) -> caffe2_pb2.OperatorDef:
     return new_operator(kind, inputs, outputs, loop.forward, **arguments)
+
+
+def net_of(name: str, operators: Operators) -> caffe2_pb2.NetDef:
+    """A net for an `If`."""
+    return caffe2_pb2.NetDef(name=name, type="simple", op=operators, external_input=read_before_written(operators))

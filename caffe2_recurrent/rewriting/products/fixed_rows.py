@@ -21,12 +21,12 @@ from caffe2.python import workspace
 
 from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.loops.sizes import Shape
-from caffe2_recurrent.operators import net_running, new_operator
+from caffe2_recurrent.operators import new_operator
 from caffe2_recurrent.rewriting.emit import Emitter
 from caffe2_recurrent.rewriting.products import onednn, onednn_copies, onednn_tensors, thread_numbers
 from caffe2_recurrent.rewriting.products.net_products import PRODUCT
 from caffe2_recurrent.rewriting.products.onednn_tensors import shown
-from caffe2_recurrent.rewriting.same_weights import is_one_of
+from caffe2_recurrent.rewriting.same_weights import is_one_of, net_of
 from caffe2_recurrent.rewriting.steps.rows import FEATURES
 from caffe2_recurrent.rewriting.trials import trial
 from caffe2_recurrent.scratch_workspace import scratch_workspace
@@ -92,8 +92,8 @@ def in_place_of(operator: caffe2_pb2.OperatorDef, loop: Loop, size: Size) -> Mad
             [has_rows, *operator.input, *read],
             [result],
             operator,
-            then_net=net_running(NET, emitter.operators),
-            else_net=net_running("other_rows", [operator]),
+            then_net=net_of(NET, emitter.operators),
+            else_net=net_of("other_rows", [operator]),
         ),
     ]
     return Made(once, each)
