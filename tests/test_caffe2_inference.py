@@ -48,6 +48,9 @@ def followed(made, inputs):
         ("ReduceMean", [X], {}),
         ("SumReduceLike", [X, X[0, 0]], {}),
         ("BatchMatMul", [X, X], {"trans_b": 1}),
+        ("TanhGradient", [X, X], {}),
+        ("TanhGradient", [X[:1], X[np.newaxis, :1]], {}),
+        ("SigmoidGradient", [X[np.newaxis, :1], X[:1]], {}),
         ("Conv", [IMAGES, FILTERS], {"kernel": 3, "pad": 1, "dilation": 1}),
     ],
 )
@@ -67,6 +70,13 @@ def test_it_is_what_a_run_makes(kind, inputs, arguments):
         ("Conv", [IMAGES, FILTERS], {"kernels": [3, 3], "dilations": [1, 2]}),
         ("Conv", [IMAGES, FILTERS], {"kernel": 3, "dilation_h": 2, "dilation_w": 1}),
         ("Conv", [X[0, 0], FILTERS], {"kernel": 3}),
+        ("Gather", [np.float32(1.5), LENGTHS], {}),
+        ("Gather", [X, LENGTHS], {"axis": 3}),
+        ("Gather", [X, LENGTHS], {"axis": -4}),
+        ("ReduceSum", [X], {"keepdims": 0}),
+        ("ReduceMean", [X[:0]], {}),
+        ("TanhGradient", [X, X[:, :, :2]], {}),
+        ("BatchMatMul", [X, X[0, 0, :2]], {"broadcast": 1, "trans_a": 1}),
         ("GatherRanges", [X[0, 0], np.zeros((2, 1, 2), np.int32)], {}),
     ],
 )

@@ -17,15 +17,28 @@ RULE = "parameter_gradients"
 SHAPES = {"x": (T, N, D), "h0": (N, D), "w": (D, D), "b": (D,), "v": (D, D), "c": (D,)}
 
 
-def squeezed(gradients=True):
+def squeezed_first(cell, summed):
     """h = tanh of `[N, D]`, of a sum `[1, N, D]`."""
+    return cell.Tanh(cell.Squeeze(summed, "flat", dims=[0]), "h_t")
+
+
+def squeezed_last(cell, summed):
+    return cell.Squeeze(cell.Tanh(summed, "tanh"), "h_t", dims=[0])
+
+
+def reshaped(cell, summed):
+    """Its gradient goes back to the shape that there was."""
+    return cell.Reshape(cell.Tanh(summed, "tanh"), ["h_t", "old_shape"], shape=[-1, D])[0]
+
+
+def built(gradients=True, state=squeezed_first):
     random = np.random.RandomState(0)
     for blob, shape in SHAPES.items():
         workspace.FeedBlob(blob, random.uniform(-0.4, 0.4, shape).astype(np.float32))
-    step = core.Net("squeezed")
+    step = core.Net("step")
     x, h, w, b, v, c = step.AddExternalInputs("x_t", "h_prev", "w", "b", "v", "c")
     summed = step.Sum([step.FC([x, w, b], "of_x", axis=2), step.FC([h, v, c], "of_h", axis=2)], "summed")
-    out = step.Tanh(step.Squeeze(summed, "flat", dims=[0]), "h_t")
+    out = state(step, summed)
     step.AddExternalOutput(out)
     net = core.Net("net")
     options = {"outputs_with_grads": "auto"} if gradients else {"forward_only": True}
@@ -45,17 +58,19 @@ def run(net, blobs):
 @pytest.mark.parametrize("trials", [False, True])
 @pytest.mark.parametrize("without", [[], ["packed_products"], ["parameter_gradients"]], ids=str)
 @pytest.mark.parametrize("gradients", [False, True], ids=["forward", "training"])
-def test_values_and_gradients(gradients, without, trials, unrolled_steps):
-    expected = run(*squeezed(gradients))
-    net, blobs = squeezed(gradients)
+@pytest.mark.parametrize("state", [squeezed_first, squeezed_last, reshaped], ids=lambda state: state.__name__)
+def test_values_and_gradients(state, gradients, without, trials, unrolled_steps):
+    expected = run(*built(gradients, state))
+    net, blobs = built(gradients, state)
     optimize(net, even_if_slower=True, without=without, trials=trials)
     for found, right in zip(run(net, blobs), expected):
         assert found.shape == right.shape
         np.testing.assert_allclose(found, right, atol=2e-5)
 
 
-def test_the_gradient_of_a_product_has_another_shape_then():
-    net, _ = squeezed()
+@pytest.mark.parametrize("state", [squeezed_first, squeezed_last], ids=lambda state: state.__name__)
+def test_the_gradient_of_a_product_has_another_shape_then(state):
+    net, _ = built(state=state)
     loop = loop_of(net)
     sizes = find_sizes(net.Proto(), None, SHAPES)
     assert step_shapes.other_shapes(loop, sizes) == {"h_t"}
@@ -64,8 +79,14 @@ def test_the_gradient_of_a_product_has_another_shape_then():
     assert step_shapes.shapes_written(loop, sizes)["h_t"] == (N, D)
 
 
-def test_parameter_gradients_are_refused():
-    net, _ = squeezed()
+def test_it_has_not_where_the_gradient_goes_back_to_the_shape_that_there_was():
+    net, _ = built(state=reshaped)
+    assert optimize(net, [RULE], even_if_slower=True).counts == {RULE: 2}
+
+
+@pytest.mark.parametrize("state", [squeezed_first, squeezed_last], ids=lambda state: state.__name__)
+def test_parameter_gradients_are_refused(state):
+    net, _ = built(state=state)
     report = optimize(net, [RULE], even_if_slower=True)
     reason = "'summed_grad' is not known to have one row for each sequence: steps write 'h_t' in another shape than"
     assert [found.reason for found in report.refusals] == [reason + " its slice has"] * 2
@@ -73,7 +94,7 @@ def test_parameter_gradients_are_refused():
 
 def test_names_of_slices_in_steps_that_are_written_out_follow_when_blobs_are_renamed():
     """Which have been found before."""
-    net, _ = squeezed(gradients=False)
+    net, _ = built(gradients=False)
     loop = loop_of(net)
     loop.unrolled = Unrolled(T, "condition", {}, frozenset(["h_t"]), RowBiases({}, {}), {})
     loop.original = loop.original._replace(linked=frozenset())

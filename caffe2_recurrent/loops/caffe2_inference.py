@@ -11,6 +11,7 @@ from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 from caffe2.proto import caffe2_pb2
 from caffe2.python import workspace
 
+from caffe2_recurrent.loops.fitting_shapes import fit
 from caffe2_recurrent.operator_arguments import argument, integer, integers, remove_arguments, set_arguments, string
 from caffe2_recurrent.operators import TURNING, copied
 
@@ -18,9 +19,9 @@ Shape = Tuple[int, ...]
 Shapes = Sequence[Shape]
 Operators = Sequence[caffe2_pb2.OperatorDef]
 # What they make is shaped like their first input, of which not every Caffe2 says something.
-LIKE_THE_FIRST = frozenset(
-    [TURNING, "ElementwiseLinear", "SequenceMask", "SigmoidGradient", "SoftmaxGradient", "TanhGradient"]
-)
+LIKE_THE_FIRST = frozenset([TURNING, "ElementwiseLinear", "SequenceMask", "SoftmaxGradient"])
+# They repeat the smaller of their two inputs, as Add does.
+REPEATING = ("SigmoidGradient", "TanhGradient")
 # An argument of fills: sizes behind those of the input.
 EXTRA = "extra_shape"
 DILATIONS = ("dilation", "dilations", "dilation_h", "dilation_w")
@@ -53,10 +54,12 @@ def _with_right_shapes(operator: caffe2_pb2.OperatorDef, shapes: Shapes) -> Oper
         return _product_and_sum(operator)
     if operator.type in LIKE_THE_FIRST:
         return _copying(operator, 0)
+    if operator.type in REPEATING:
+        return _adding(operator, shapes)
     if operator.input and integers(operator, EXTRA) and not integer(operator, "input_as_shape", 0):
         return _filling(operator, shapes)
     if operator.type in REDUCTIONS and not integers(operator, "axes"):
-        return _changed(operator, axes=list(range(len(shapes[0]))))
+        return _reducing_all(operator, shapes)
     if any(size != 1 for name in DILATIONS for size in _sizes(operator, name)):
         return NOTHING
     return _OTHERS.get(operator.type, _as_it_is)(operator, shapes)
@@ -90,6 +93,18 @@ def _product_and_sum(operator: caffe2_pb2.OperatorDef) -> Operators:
     ]
 
 
+def _adding(operator: caffe2_pb2.OperatorDef, shapes: Shapes) -> Operators:
+    made = caffe2_pb2.OperatorDef(type="Add", input=operator.input, output=operator.output)
+    return [made] if fit(made, shapes) else NOTHING
+
+
+def _reducing_all(operator: caffe2_pb2.OperatorDef, shapes: Shapes) -> Operators:
+    """A scalar, and what is made of no elements, it takes for something else."""
+    if not integer(operator, "keepdims", 1) or 0 in shapes[0]:
+        return NOTHING
+    return _changed(operator, axes=list(range(len(shapes[0]))))
+
+
 def _filling(operator: caffe2_pb2.OperatorDef, shapes: Shapes) -> Operators:
     """Caffe2 leaves out what comes behind the sizes of the input."""
     (made,) = _changed(operator, shape=[*shapes[0], *integers(operator, EXTRA)])
@@ -110,12 +125,17 @@ def _slice(operator: caffe2_pb2.OperatorDef, shapes: Shapes) -> Operators:
 
 def _gather(operator: caffe2_pb2.OperatorDef, shapes: Shapes) -> Operators:
     """Of an axis that counts from the end it wants room for as many indices as there is no memory for."""
-    axis = integer(operator, "axis", 0)
-    return [operator] if axis >= 0 else _changed(operator, axis=axis + len(shapes[0]))
+    axis, axes = integer(operator, "axis", 0), len(shapes[0])
+    if not -axes <= axis < axes:
+        # It would end the process.
+        return NOTHING
+    return [operator] if axis >= 0 else _changed(operator, axis=axis + axes)
 
 
 def _product(operator: caffe2_pb2.OperatorDef, shapes: Shapes) -> Operators:
     """Matrices of which one is repeated: of what the result has in front of their axes it looks at one side alone."""
+    if len(shapes[1]) == 1 and integer(operator, "trans_a", 0):
+        return NOTHING
     are_repeated = min(map(len, shapes)) > 2 and len({shape[:-2] for shape in shapes}) > 1
     return NOTHING if are_repeated else [operator]
 

@@ -149,6 +149,4 @@ RULES: Dict[str, Rule] = {
     "ReversePackedSegs": _like(0),
     # Older Caffe2s say nothing of these.
     "SequenceMask": _like(0),
-    "SigmoidGradient": _like(0),
-    "TanhGradient": _like(0),
 }

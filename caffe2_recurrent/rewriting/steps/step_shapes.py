@@ -10,7 +10,7 @@ from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.loops.parts import State
 from caffe2_recurrent.loops.sizes import Shape, Sizes
 from caffe2_recurrent.operator_arguments import string
-from caffe2_recurrent.operators import copied, gradient_name
+from caffe2_recurrent.operators import copied, gradient_name, outputs_of
 from caffe2_recurrent.rewriting.emit import ATEN
 from caffe2_recurrent.rewriting.steps.rows import (
     ALONG_FEATURES,
@@ -48,13 +48,14 @@ def shapes_before(loop: Loop, sizes: Sizes, operators: Sequence[caffe2_pb2.Opera
     outer = sizes.made_by(loop.before)
     rows = _rows(loop, sizes.batch(loop))
     slices = {**_slices(loop, sizes.batch(loop), outer, loop.links), **rows}
-    found = {**outer, **slices}
+    found: Shapes = {**outer, **slices}
+    old: Shapes = {}
     if operators is loop.operators:
-        return _after(operators[:position], found, slices)
+        return _after(operators[:position], found, slices, old)
     assert loop.gradient is not None
-    found = _after(loop.operators, found, slices)
+    found = _after(loop.operators, found, slices, old)
     slices = {**_slices_of_gradient(loop, sizes.batch(loop), outer), **rows}
-    return _after(operators[:position], {**found, **slices}, slices)
+    return _after(operators[:position], {**found, **slices}, slices, old)
 
 
 def shapes_written(loop: Loop, sizes: Sizes) -> Shapes:
@@ -62,21 +63,22 @@ def shapes_written(loop: Loop, sizes: Sizes) -> Shapes:
     outer = sizes.made_by(loop.before)
     batch = sizes.batch(loop)
     rows = _rows(loop, batch)
-    found = _after(loop.operators, {**outer, **rows, **_slices(loop, batch, outer, loop.links)}, rows)
+    old: Shapes = {}
+    found = _after(loop.operators, {**outer, **rows, **_slices(loop, batch, outer, loop.links)}, rows, old)
     if loop.gradient is None:
         return found
     # The engine shows the backward step slices as they are, in whatever shape the step has written them.
-    seen = {**found, **_slices_of_gradient(loop, batch, outer)}
-    made = _after(loop.gradient.operators, seen, rows)
-    written = {blob for operator in loop.gradient.operators for blob in operator.output}
-    return {**found, **{blob: shape for blob, shape in made.items() if blob in written or blob not in seen}}
+    made = _after(loop.gradient.operators, {**found, **_slices_of_gradient(loop, batch, outer)}, rows, old)
+    of_forward = {*outputs_of(loop.operators)}.difference(outputs_of(loop.gradient.operators))
+    in_the_end = {blob: shape for blob, shape in made.items() if blob not in of_forward}
+    return {**in_the_end, **{blob: found[blob] for blob in of_forward if blob in found}}
 
 
 def other_shapes(loop: Loop, sizes: Sizes) -> Set[str]:
     """The slices that a step is known to write in another shape than they have."""
     outer, batch = sizes.made_by(loop.before), sizes.batch(loop)
     slices = _slices(loop, batch, outer, loop.links)
-    found = _after(loop.operators, {**outer, **_rows(loop, batch), **slices}, {})
+    found = _after(loop.operators, {**outer, **_rows(loop, batch), **slices}, {}, {})
     linked = {link.inner for link in loop.written_links}
     return {blob for blob in linked if blob in found and blob in slices and found[blob] != slices[blob]}
 
@@ -131,19 +133,36 @@ def _names_of(state: State) -> Sequence[str]:
     return state.outer_states, gradient_name(state.outer_states)
 
 
-def _after(operators: Sequence[caffe2_pb2.OperatorDef], known: Mapping[str, Shape], slices: Shapes) -> Shapes:
-    """Behind `operators`; what these write to `slices` in a way that is not known leaves their shape."""
+def _after(
+    operators: Sequence[caffe2_pb2.OperatorDef], known: Mapping[str, Shape], slices: Shapes, old: Shapes
+) -> Shapes:
+    """Behind `operators`; what these write to `slices` in a way that is not known leaves their shape.
+
+    `old` are, by the second output of a Reshape, the shapes of what it was given, which its gradient goes back to.
+    """
     found = dict(known)
     for operator in operators:
         # Rules ask for the same again and again.
         inputs = tuple((blob, found[blob]) for blob in operator.input if blob in found)
         made = _made(operator.SerializeToString(), inputs)
+        if operator.type == "Reshape":
+            made = {**made, **_reshaped(operator, found, old)}
         for blob in operator.output:
             if blob in made:
                 found[blob] = made[blob]
             elif blob not in slices:
                 found.pop(blob, None)
     return found
+
+
+def _reshaped(operator: caffe2_pb2.OperatorDef, known: Shapes, old: Shapes) -> Shapes:
+    """What it goes back to, if it does; and note what its own result can go back to."""
+    back = old.get(operator.input[1]) if len(operator.input) > 1 else None
+    for blob in operator.output[1:]:
+        old.pop(blob, None)
+        if operator.input[0] in known:
+            old[blob] = known[operator.input[0]]
+    return {} if back is None else {operator.output[0]: back}
 
 
 @functools.lru_cache(maxsize=4096)
