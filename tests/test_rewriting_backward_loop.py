@@ -47,6 +47,33 @@ def turned(**options):
     return model, blobs
 
 
+@pytest.mark.parametrize("batch", [4, 1], ids=["as many sequences as columns", "one sequence"])
+def test_blobs_that_are_turned_and_look_as_if_they_were_not(batch):
+    """`[1, D, N]`, which is `[1, N, D]` for the sizes at hand alone: it has no place among the rows of all steps."""
+
+    def run(optimised_for):
+        net, step = core.Net("net"), core.Net("turned")
+        x, h = step.AddExternalInputs("x_t", "h_prev")
+        seen = step.Tanh(step.Transpose(step.Softmax(h, "p", axis=2), "q", axes=[0, 2, 1]), "seen")
+        product = step.Transpose(step.Mul([seen, step.Sigmoid(seen, "gate")], "gated"), "back", axes=[0, 2, 1])
+        out = step.Tanh(step.Sum([product, x, h], "total"), "h_t")
+        step.AddExternalOutput(out)
+        hidden, _ = recurrent_net(net, step, [(x, "x")], [(h, "h0")], {h: out}, outputs_with_grads="auto")
+        gradients = net.AddGradientOperators([net.SumElements(net.Sqr(hidden, "squared"), "loss")])
+        comparing.configure(net, False)
+        for sequences in (optimised_for, 6):
+            random = np.random.RandomState(sequences)
+            for blob, shape in {"x": (9, sequences, 4), "h0": (1, sequences, 4)}.items():
+                workspace.FeedBlob(blob, random.uniform(-1, 1, shape).astype(np.float32))
+            if optimised_for != 6 and sequences == optimised_for:
+                optimize(net, even_if_slower=True, trials=False)
+        workspace.RunNetOnce(net)
+        return [workspace.FetchBlob(blob) for blob in (hidden, gradients["x"], gradients["h0"])]
+
+    for found, right in zip(run(batch), run(6)):
+        np.testing.assert_allclose(found, right, atol=2e-5)
+
+
 def test_neither_of_its_loops_is_rewritten_again():
     model, _ = turned()
     report = optimize(model, even_if_slower=True)

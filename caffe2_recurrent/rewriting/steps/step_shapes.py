@@ -19,6 +19,7 @@ from caffe2_recurrent.rewriting.steps.rows import (
     ELEMENTWISE,
     UNITS,
     UNITS_AND_GRADIENTS,
+    with_rows,
 )
 from caffe2_recurrent.wiring import Link
 
@@ -84,14 +85,18 @@ def other_shapes(loop: Loop, sizes: Sizes) -> Set[str]:
 
 
 def columns(loop: Loop, sizes: Sizes) -> Dict[str, int]:
-    """k of the blobs that a step computes and that are known to be floats `[1, N, k]` in the end."""
+    """k of the blobs that a step computes and that are known to be floats `[1, N, k]` in the end.
+
+    Where N is 1, or k is N, numbers do not tell: these may be other axes, and others in a run of another N.
+    """
     batch = sizes.batch(loop)
+    if batch is None:
+        return {}
     found = shapes_before(loop, sizes, loop.operators, len(loop.operators))
-    return {
-        blob: found[blob][-1]
-        for blob in _floats(loop).intersection(found)
-        if batch is not None and len(found[blob]) == DIMENSIONS and found[blob][:-1] == (1, batch)
-    }
+    shaped = {blob: found[blob] for blob in _floats(loop).intersection(found) if len(found[blob]) == DIMENSIONS}
+    candidates = {blob: shape[-1] for blob, shape in shaped.items() if shape[:-1] == (1, batch)}
+    rows = loop.known.rows | with_rows(loop, sizes)
+    return {blob: k for blob, k in candidates.items() if blob in rows or 1 != batch != k}
 
 
 def _floats(loop: Loop) -> Set[str]:
