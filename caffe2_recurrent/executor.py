@@ -11,8 +11,9 @@ from caffe2_recurrent.problems import Problems, given
 
 # The argument of both operators that has the engine use it; without, it does not.
 ENABLE = "enable_rnn_executor"
-# And its settings.
-THREADS, STREAMS = "rnn_executor.num_threads", "rnn_executor.max_cuda_streams"
+# What its settings begin with, and two of them.
+SETTING = "rnn_executor."
+THREADS, STREAMS = SETTING + "num_threads", SETTING + "max_cuda_streams"
 
 
 def set_rnn_executor_config(
@@ -47,8 +48,7 @@ def set_rnn_executor_config(
             values.add("{} must be 1 or more; got {}", name, value)
     types.raise_if_any(TypeError)
     values.raise_if_any()
-    settings_given = {THREADS: num_threads, STREAMS: max_cuda_streams}
-    set_arguments(rnn_op, {name: int(value) for name, value in settings_given.items() if value is not None})
+    set_arguments(rnn_op, {SETTING + name: int(value) for name, value in settings.items() if value is not None})
 
 
 def switch_off(operator: caffe2_pb2.OperatorDef) -> None:

@@ -52,21 +52,12 @@ def _with_right_shapes(operator: caffe2_pb2.OperatorDef, shapes: Shapes) -> Oper
     """Operators in whose place Caffe2 infers what this one makes; none if there are no such."""
     if is_addcmul(operator):
         return _product_and_sum(operator)
-    if operator.type in LIKE_THE_FIRST:
-        return _copying(operator, 0)
-    if operator.type in REPEATING:
-        return _adding(operator, shapes)
     if operator.input and integers(operator, EXTRA) and not integer(operator, "input_as_shape", 0):
         return _filling(operator, shapes)
-    if operator.type in REDUCTIONS and not integers(operator, "axes"):
-        return _reducing_all(operator, shapes)
     if any(size != 1 for name in DILATIONS for size in _sizes(operator, name)):
         return NOTHING
-    return _OTHERS.get(operator.type, _as_it_is)(operator, shapes)
-
-
-def _as_it_is(operator: caffe2_pb2.OperatorDef, shapes: Shapes) -> Operators:
-    return [operator]
+    in_its_place = _IN_THEIR_PLACE.get(operator.type)
+    return [operator] if in_its_place is None else in_its_place(operator, shapes)
 
 
 def _sizes(operator: caffe2_pb2.OperatorDef, name: str) -> Sequence[int]:
@@ -98,8 +89,10 @@ def _adding(operator: caffe2_pb2.OperatorDef, shapes: Shapes) -> Operators:
     return [made] if fit(made, shapes) else NOTHING
 
 
-def _reducing_all(operator: caffe2_pb2.OperatorDef, shapes: Shapes) -> Operators:
-    """A scalar, and what is made of no elements, it takes for something else."""
+def _reducing(operator: caffe2_pb2.OperatorDef, shapes: Shapes) -> Operators:
+    """Without axes it reduces all of them; a scalar, and what is made of no elements, is taken for something else."""
+    if integers(operator, "axes"):
+        return [operator]
     if not integer(operator, "keepdims", 1) or 0 in shapes[0]:
         return NOTHING
     return _changed(operator, axes=list(range(len(shapes[0]))))
@@ -140,7 +133,10 @@ def _product(operator: caffe2_pb2.OperatorDef, shapes: Shapes) -> Operators:
     return NOTHING if are_repeated else [operator]
 
 
-_OTHERS: Dict[str, Callable[[caffe2_pb2.OperatorDef, Shapes], Operators]] = {
+_IN_THEIR_PLACE: Dict[str, Callable[[caffe2_pb2.OperatorDef, Shapes], Operators]] = {
+    **dict.fromkeys(LIKE_THE_FIRST, lambda operator, shapes: _copying(operator, 0)),
+    **dict.fromkeys(REPEATING, _adding),
+    **dict.fromkeys(REDUCTIONS, _reducing),
     "BatchMatMul": _product,
     "Gather": _gather,
     "GatherRanges": lambda operator, shapes: NOTHING,
