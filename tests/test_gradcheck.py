@@ -567,3 +567,11 @@ def test_caller_s_nets_alone_are_optimised():
     with install(optimize=True, even_if_slower=True, trials=False, on_report=reports.append):
         assert gradcheck(net, h_all, shapes).passes
     assert reports == []
+
+
+def test_an_output_that_another_is_made_of():
+    """Of both there is a share of the gradient of what they are made of."""
+    net = core.Net("net")
+    first = net.Tanh("x", "first")
+    second = net.Sqr(first, "second")
+    assert "ok" in str(gradcheck(net, [first, second], {"x": (2, 3)}))

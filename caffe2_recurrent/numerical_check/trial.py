@@ -41,11 +41,14 @@ class Trial:
     def gradients(self, weights: Sequence[np.ndarray]) -> Dict[str, np.ndarray]:
         """The net's own gradients of the sum of its weighted outputs, of all inputs that get one."""
         net = _copy(self._proto)
+        read = {blob for operator in self._proto.op for blob in operator.input}
         given = {}
         for position, (output, weight) in enumerate(zip(self._outputs, weights)):
             name = net.NextScopedBlob("gradcheck_weight_{}".format(position))
             workspace.FeedBlob(name, weight)
-            given[core.BlobReference(output)] = net.AddExternalInput(name)
+            # Of an output that others are made of, Caffe2 would drop the gradient that it is given.
+            weighted = net.Copy(output, net.NextScopedBlob(name + "_of")) if output in read else output
+            given[core.BlobReference(str(weighted))] = net.AddExternalInput(name)
         try:
             gradients = net.AddGradientOperators(given)
         except ValueError as error:
