@@ -1,5 +1,6 @@
 """Batches in parts (`optimize(..., batch_parts=2)`): values, gradients, sizes of later runs, threads, and refusals."""
 
+import itertools
 import re
 import threading
 
@@ -11,8 +12,10 @@ from google.protobuf import text_format
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+import comparing
 import in_parts
 import rewriting_support as support
+import step_nets
 from attention_support import runs_of_attention
 from caffe2_recurrent import (
     LSTM,
@@ -22,6 +25,7 @@ from caffe2_recurrent import (
     lstm_to_torch,
     optimize,
     prediction_net,
+    recurrent_net,
     step_times,
     step_values,
 )
@@ -33,6 +37,7 @@ from caffe2_recurrent.rewriting.trials.timing import Seconds
 from cells import CELLS
 from every_pair import every_pair
 from in_parts import EVERY_NUMBER, SIZES, parted
+from step_nets import Maker
 from test_random_step_nets import seeds
 from test_rewriting_encoded import inserted
 from test_rewriting_unchanged_weights import assert_runs_see, parameters
@@ -294,31 +299,79 @@ def test_operators_that_wait_for_others():
     assert reasons(model) == ["its operators wait for others (control_input)"]
 
 
-def test_an_initial_state_without_rows():
+@pytest.mark.parametrize("axes", [(1, 1, support.N), (1, support.N + 1), (1,)], ids=str)
+def test_an_initial_state_without_a_row_for_each(axes):
     model, _ = support.lstm(gradients=False)
-    workspace.FeedBlob("h0", np.zeros((1, 1, support.N, support.D), dtype=np.float32))
+    workspace.FeedBlob("h0", np.zeros((*axes, support.D), dtype=np.float32))
     assert reasons(model) == ["'h0' is not known to have a row for each sequence, or one for all"]
 
 
-def test_initial_states_that_are_the_same_for_all_sequences():
-    """Their gradients are sums over all sequences."""
+FED_AS = {"[D]": (), "[N, D]": (support.N,), "[1, N, D]": (1, support.N)}
+
+
+@pytest.mark.parametrize("gradients", [True, False], ids=["training", "forward"])
+@pytest.mark.parametrize("later", FED_AS.values(), ids=list(FED_AS))
+@pytest.mark.parametrize("first", FED_AS.values(), ids=list(FED_AS))
+def test_initial_states_of_any_number_of_axes(first, later, gradients):
+    """In each run they may have others. Gradients have the same: those of `[D]` are sums over all sequences."""
+    # As built, a net that has run with others goes on with the gradients that it had.
+    expected = [_runs(axes, gradients=gradients) for axes in ([first], [later])]
+    found = _runs([first, later], gradients=gradients, even_if_slower=True, batch_parts=2)
+    for run, of_run in zip(found, itertools.chain(*expected)):
+        assert [value.shape for value in run] == [value.shape for value in of_run]
+        support.assert_same((run, {}), (of_run, {}))
+
+
+def _runs(fed, gradients, **promises):
+    """Values of an LSTM in runs of one net, with initial states of these axes in front of the last one."""
+    workspace.ResetWorkspace()
+    model, blobs = support.lstm(gradients=gradients)
     found = []
-    for batch_parts in (1, 2):
-        workspace.ResetWorkspace()
-        model, blobs = support.lstm()
+    for number, axes in enumerate(fed):
         for seed, name in enumerate(("h0", "c0")):
-            value = np.random.RandomState(seed).uniform(-1, 1, support.D).astype(np.float32)
-            workspace.FeedBlob(name, value)
-        report = optimize(model, even_if_slower=True, batch_parts=batch_parts)
-        assert report.counts.get(RULE, 0) == batch_parts - 1
-        found.append(support.run(model, blobs))
+            value = np.random.RandomState(seed).uniform(-1, 1, (*axes, support.D))
+            workspace.FeedBlob(name, value.astype(np.float32))
+        if number == 0:
+            if promises:
+                assert optimize(model, **promises).counts[RULE] == 1
+            workspace.CreateNet(model.net)
+        workspace.RunNet(model.net)
+        found.append(support.values(blobs)[0])
+    return found
+
+
+def test_states_that_go_on():
+    """The last ones of a run, `[1, N, D]`, are those with which the next one begins, in place of `[N, D]`."""
+    found = [_stream(promises) for promises in ({}, {"even_if_slower": True, "batch_parts": 2})]
     support.assert_same(*found)
 
 
-def test_an_initial_state_for_another_number_of_sequences():
-    model, _ = support.lstm(gradients=False)
-    workspace.FeedBlob("h0", np.zeros((1, support.N + 1, support.D), dtype=np.float32))
-    assert reasons(model) == ["'h0' is not known to have a place for each sequence"]
+def _stream(promises):
+    workspace.ResetWorkspace()
+    model, (hidden_all, hidden_last, _, cell_last, *gradients) = support.lstm()
+    for name, last in (("h0", hidden_last), ("c0", cell_last)):
+        workspace.FeedBlob(name, np.zeros((support.N, support.D), dtype=np.float32))
+        model.net.Copy(last, name)
+    if promises:
+        assert optimize(model, **promises).counts[RULE] == 1
+    workspace.CreateNet(model.net)
+    found = []
+    for _ in range(3):
+        workspace.RunNet(model.net)
+        found += support.values([hidden_all, *gradients])[0]
+    return found, {}
+
+
+@pytest.mark.parametrize("forward_only", [True, False])
+def test_an_initial_state_that_steps_read_too(forward_only):
+    """In the parts it has the axes then that steps see."""
+    make = Maker()
+    x, h = make.sequence(), make.state(shape=(1, step_nets.N, step_nets.D))
+    initial = make.reference("h_initial", 1, step_nets.N, step_nets.D)
+    make.link(h, make.cell.Tanh(make.cell.Sum([make.fc(h, "u"), x, initial], "v"), "h_t"))
+    with support.optimising(batch_parts=2) as lines:
+        comparing.assert_right(recurrent_net, make.done(forward_only=forward_only), executor=False)
+    assert [report.counts[RULE] for report in lines.reports] == [1]
 
 
 def test_states_that_are_seen_outside():

@@ -28,6 +28,10 @@ class Sizes:
     def shape(self, outer: str) -> Optional[Shape]:
         return self._shapes.get(outer)
 
+    def known(self, outer: str) -> Shape:
+        """The shape of a blob that has been found to have one."""
+        return self._shapes[outer]
+
     def is_parameter(self, outer: str) -> bool:
         """Whether it is one of those that `init_net` makes."""
         return outer in self._parameters

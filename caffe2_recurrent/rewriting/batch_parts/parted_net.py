@@ -4,7 +4,7 @@ bounds;  x_k = Slice(x, ...) for each k;  y_k = loop(x_k, W);  y = Concat(y_0, y
 dy_k = Slice(dy, ...);  dx_k, dW_k = gradient(dy_k, ...);  dx = Concat(dx_0, ...);  dW = Sum(dW_0, ...)
 """
 
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from caffe2.proto import caffe2_pb2
 
@@ -12,6 +12,7 @@ from caffe2_recurrent.blob_names import Names, all_names
 from caffe2_recurrent.loops.sizes import Shape, Sizes
 from caffe2_recurrent.operators import SUM, new_operator, outputs_of
 from caffe2_recurrent.rewriting.batch_parts.bounds import Bounds, Layout
+from caffe2_recurrent.rewriting.batch_parts.initial_states import rows_of, shape_of_rows
 from caffe2_recurrent.rewriting.batch_parts.names import new_prefixes, prefixed
 from caffe2_recurrent.rewriting.batch_parts.regions import SEQUENCES, Region
 
@@ -62,15 +63,18 @@ def part(net: caffe2_pb2.NetDef, regions: Sequence[Region], parts: int, sizes: S
         own = new_prefixes(parts, used)
         used += own
         bounds = Bounds(_sequence(net, region), [*region.sliced.values(), *region.gradients.values()], parts, names)
-        passes[region.place] = _pass(net, region, region.forward, region.sliced, bounds, own, names)
+        rows = rows_of(sorted(region.initial), sizes, bounds)
+        slices = {blob: (rows.get(blob, blob), layout) for blob, layout in region.sliced.items()}
+        passes[region.place] = _pass(net, region, region.forward, slices, bounds, own, names)
         passes[region.place].in_front.extend(bounds.operators)
         parted.enough[region.place] = bounds.enough
         if region.backward:
             place = region.backward[0]
-            passes[place] = _pass(net, region, region.backward, region.gradients, bounds, own, names)
+            slices = {blob: (blob, layout) for blob, layout in region.gradients.items()}
+            passes[place] = _pass(net, region, region.backward, slices, bounds, own, names)
             parted.enough[place] = bounds.enough
         for k, prefix in enumerate(own):
-            parted.shapes.update(_sliced_shapes(prefix, region.sliced, sizes, k, parts))
+            parted.shapes.update(_sliced_shapes(prefix, region, sizes, k, parts))
     for position, operator in enumerate(net.op):
         if position in passes:
             found = passes[position]
@@ -87,15 +91,16 @@ def _pass(
     net: caffe2_pb2.NetDef,
     region: Region,
     positions: Sequence[int],
-    sliced: Mapping[str, Layout],
+    slices: Mapping[str, Tuple[str, Layout]],
     bounds: Bounds,
     prefixes: Sequence[str],
     names: Names,
 ) -> Pass:
+    """The operators at these positions, which read `slices`: each of a blob, by the name that it has in the net."""
     operators = [net.op[position] for position in positions]
     of_parts = [
         [
-            *(bounds.slicing(blob, prefix + blob, layout, k) for blob, layout in sliced.items()),
+            *(bounds.slicing(of, prefix + blob, layout, k) for blob, (of, layout) in slices.items()),
             *(prefixed(operator, prefix, region.whole) for operator in operators),
         ]
         for k, prefix in enumerate(prefixes)
@@ -111,7 +116,8 @@ def _append(parted: Parted, operators: Operators, place: Place) -> None:
 
 def _sequence(net: caffe2_pb2.NetDef, region: Region) -> str:
     """A sequence `[T, N, I]` that is there before the loop."""
-    return next(blob for blob, layout in region.sliced.items() if layout == SEQUENCES and blob in _read(net, region))
+    sequences = [blob for blob, layout in region.sliced.items() if layout == SEQUENCES and blob not in region.initial]
+    return next(blob for blob in sequences if blob in _read(net, region))
 
 
 def _read(net: caffe2_pb2.NetDef, region: Region) -> List[str]:
@@ -130,20 +136,23 @@ def _put_together(written: Sequence[str], region: Region, prefixes: Sequence[str
         if blob in region.joined:
             outputs = [own, names.new(blob + "_sizes")]
             found.append(new_operator("Concat", of_parts, outputs, plain, axis=region.joined[blob]))
+            if blob in region.shaped:
+                shaped = names.new(blob + "_in_shape")
+                found.append(new_operator("SumReduceLike", [own, region.shaped[blob]], [shaped], plain))
+                own = shaped
         else:
             found.append(new_operator(SUM, of_parts, [own], plain))
         found.append(new_operator("Alias", [own], [blob], plain))
     return found
 
 
-def _sliced_shapes(
-    prefix: str, sliced: Mapping[str, Layout], sizes: Sizes, part_number: int, parts: int
-) -> Dict[str, Shape]:
+def _sliced_shapes(prefix: str, region: Region, sizes: Sizes, part_number: int, parts: int) -> Dict[str, Shape]:
     found: Dict[str, Shape] = {}
-    for blob, layout in sliced.items():
-        shape = sizes.shape(blob)
-        assert shape is not None
-        batch = shape[layout.batch]
+    for blob, layout in region.sliced.items():
+        shape = sizes.known(blob)
+        batch = sizes.known(region.loop.inputs[0])[SEQUENCES.batch]
         of_part = batch * (part_number + 1) // parts - batch * part_number // parts
+        if blob in region.initial:
+            shape = shape_of_rows(shape, batch)
         found[prefix + blob] = (*shape[: layout.batch], of_part, *shape[layout.batch + 1 :])
     return found

@@ -6,7 +6,8 @@ What is made of encoded sequences for its steps to read belongs to it as well (`
 
 Each blob is one of these: it has a row for each sequence and is sliced for the parts (`sliced`), made by each part for
 itself (`own`), made by each part and put together again (`joined`), the same for all parts, as weights are (`whole`),
-or a sum over all sequences, which parts make for theirs (`summed`).
+or a sum over all sequences, which parts make for theirs (`summed`). An initial state may be `[D]`, `[N, D]` or
+`[1, N, D]`, another one in each run: it is sliced as a sequence of one step, which `initial_states.py` makes of it.
 """
 
 from dataclasses import dataclass, field
@@ -21,15 +22,13 @@ from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.loops.surroundings import ONE_BY_ONE, gradient_position
 from caffe2_recurrent.loops.tensor_names import changed_by, names_of_tensors
 from caffe2_recurrent.operator_arguments import integers
-from caffe2_recurrent.rewriting.batch_parts import batch_axes
+from caffe2_recurrent.rewriting.batch_parts import batch_axes, initial_states
 from caffe2_recurrent.rewriting.batch_parts import encoded as encoded_sequences
 from caffe2_recurrent.rewriting.batch_parts.bounds import Layout
 from caffe2_recurrent.rewriting.batch_parts.encoded import Encoded, Gradients
 
-# A batch of sequences [T, N, k], and of rows [N, k].
-SEQUENCES, ROWS = Layout(3, 1), Layout(2, 0)
-# Axes of an initial state that is the same for all sequences.
-ONE_ROW = 1
+# A batch of sequences [T, N, k].
+SEQUENCES = Layout(3, 1)
 # Operators of backward steps: where those of the step take sequences one by one, their gradients are of one sequence
 # each, or sums over all.
 BACKWARD = batch_axes.KINDS | frozenset(kind + "Gradient" for kind in batch_axes.KINDS)
@@ -43,7 +42,8 @@ class Region:
 
     `forward` ends with the loop's operator, and takes its place; `backward` begins with the gradient operator.
     `references` are blobs with a batch that steps read by their own names, some of them made by what is `encoded`;
-    `of_encoded` are the layouts of what goes on from the gradients of these, by position.
+    `of_encoded` are the layouts of what goes on from the gradients of these, by position. `initial` are the sliced
+    blobs that are but initial states, and `shaped` gradients that are put together, by the blobs whose shapes they get.
     """
 
     loop: Loop
@@ -54,7 +54,9 @@ class Region:
     of_encoded: Gradients
     sliced: Dict[str, Layout] = field(default_factory=dict)
     gradients: Dict[str, Layout] = field(default_factory=dict)
+    initial: Set[str] = field(default_factory=set)
     joined: Dict[str, int] = field(default_factory=dict)
+    shaped: Dict[str, str] = field(default_factory=dict)
     summed: Set[str] = field(default_factory=set)
     own: Set[str] = field(default_factory=set)
     whole: Set[str] = field(default_factory=set)
@@ -143,26 +145,29 @@ def _forward_blobs(net: caffe2_pb2.NetDef, region: Region, sizes: Sizes) -> Opti
         link.outer for link in loop.links if link.outer not in states
     }
     sliced = dict.fromkeys(sequences - made, SEQUENCES)
-    for state in loop.states:
-        axes = len(sizes.shape(state.outer_initial) or ())
-        if axes not in (ONE_ROW, ROWS.axes, SEQUENCES.axes):
-            return "'{}' is not known to have a row for each sequence, or one for all".format(state.outer_initial)
-        if axes != ONE_ROW:
-            sliced[state.outer_initial] = ROWS if axes == ROWS.axes else SEQUENCES
-    # Weights of products beside the loop, and initial states that are the same for all sequences.
+    # Weights of products beside the loop.
     products = [net.op[position] for position in region.positions]
     shared = {product.input[1] for product in products if product.type in ("FC", "FCGradient")}
-    shared.update(state.outer_initial for state in loop.states if state.outer_initial not in sliced)
     references = [*region.references.items(), *((each.rows, each.layout) for each in region.encoded)]
+    initial = {state.outer_initial for state in loop.states}
+    for blob in sorted(initial):
+        if not initial_states.has_rows(sizes.shape(blob), sizes.batch(loop)):
+            return "'{}' is not known to have a row for each sequence, or one for all".format(blob)
+    # What steps read by its own name has its own axes in the parts.
+    region.initial = initial - {blob for blob, _ in references}
+    sliced.update(dict.fromkeys(sorted(region.initial), SEQUENCES))
     for blob, layout in references:
         if blob in made:
             continue
-        if sliced.setdefault(blob, layout) != layout or blob in shared:
+        is_other_state = blob in initial and layout.batch != layout.axes + initial_states.BATCH
+        if sliced.setdefault(blob, layout) != layout or blob in shared or is_other_state:
             return "its steps and what is around them read '{}' in two ways".format(blob)
     if not read.issuperset(sliced):
         return "its steps read '{}', of which its operator says nothing".format(min(sliced.keys() - read))
     for blob, layout in sliced.items():
         shape = sizes.shape(blob)
+        if blob in region.initial:
+            continue
         if shape is None or len(shape) != layout.axes or shape[layout.batch] != sizes.batch(loop):
             return "'{}' is not known to have a place for each sequence".format(blob)
     shown = {alias.outer_output for alias in loop.aliases}
@@ -206,10 +211,9 @@ def _backward_blobs(net: caffe2_pb2.NetDef, region: Region) -> Optional[str]:
             region.summed.add(parameter.outer_gradient)
     _blobs_of_encoded(net, region, {*read_elsewhere, *net.external_output})
     for blob, state in zip(gradient.initial, loop.states):
-        if state.outer_initial in region.sliced:
-            region.joined[blob] = region.sliced[state.outer_initial].batch
-        else:
-            region.summed.add(blob)
+        region.joined[blob] = region.sliced[state.outer_initial].batch
+        if state.outer_initial in region.initial:
+            region.shaped[blob] = state.outer_initial
     # What has no gradient has no name.
     region.joined.pop("", None)
     region.summed.discard("")
