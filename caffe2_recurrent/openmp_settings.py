@@ -16,8 +16,12 @@ DYNAMIC, LIMIT, THREADS = "OMP_DYNAMIC", "OMP_THREAD_LIMIT", "OMP_NUM_THREADS"
 YES = frozenset(["true", "t", "1", "yes", "y", "on", ".true."])
 
 
-def that_withhold_threads(environment: Mapping[str, str] = os.environ) -> str | None:
-    """The settings with which there may be fewer threads than there seem to be, as `NAME=value`; None without such."""
+def that_withhold_threads(environment: Mapping[str, str] = os.environ, told: int | None = None) -> str | None:
+    """The settings with which there may be fewer threads than there seem to be, as `NAME=value`; None without such.
+
+    `told` is the number that OpenMP was told here later than by the environment, as `GlobalInit` does, if it is known:
+    other threads go by the environment all the same.
+    """
     dynamic = environment.get(DYNAMIC, "")
     if dynamic.strip().lower() in YES:
         return f"{DYNAMIC}={dynamic}"
@@ -27,10 +31,10 @@ def that_withhold_threads(environment: Mapping[str, str] = os.environ) -> str | 
     # The first of several numbers is that of the outermost parallel region.
     given = environment.get(THREADS, "").split(",")[0]
     threads = _number(given) or os.cpu_count() or 1
-    if limit >= threads:
+    if limit >= max(threads, told or 0):
         return None
     planned = f"{THREADS}={threads}" if _number(given) else f"{threads} processors"
-    return f"{LIMIT}={limit}, with {planned}"
+    return f"{LIMIT}={limit}, with {planned if threads > limit else f'{told} threads'}"
 
 
 def _number(text: str) -> int | None:

@@ -11,7 +11,7 @@ import rewriting_support as support
 from caffe2_recurrent import openmp_settings, optimize
 from caffe2_recurrent.openmp_settings import that_withhold_threads
 from caffe2_recurrent.operators import is_on_onednn
-from caffe2_recurrent.rewriting.products import product_ways
+from caffe2_recurrent.rewriting.products import onednn, product_ways
 from onednn_support import in_ifs
 from test_doctor import SOUND, rows
 
@@ -43,6 +43,26 @@ def four_processors(monkeypatch):
 )
 def test_settings(settings, expected):
     assert that_withhold_threads(settings) == expected
+
+
+@pytest.mark.parametrize(
+    "number, told, expected",
+    [
+        ("2", 3, None),
+        ("2", 5, "OMP_THREAD_LIMIT=3, with 5 threads"),
+        ("4", 5, "OMP_THREAD_LIMIT=3, with OMP_NUM_THREADS=4"),
+    ],
+)
+def test_a_number_that_openmp_was_told_later(number, told, expected):
+    assert that_withhold_threads({"OMP_THREAD_LIMIT": "3", "OMP_NUM_THREADS": number}, told) == expected
+
+
+def test_optimize_goes_by_the_number_of_threads_that_there_are(monkeypatch):
+    monkeypatch.setenv("OMP_THREAD_LIMIT", "2")
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert onednn.why_not() is None
+    monkeypatch.setattr(onednn.threads, "of_openmp", lambda: 3)
+    assert onednn.why_not() == "oneDNN would plan for threads that it does not get: OMP_THREAD_LIMIT=2, with 3 threads"
 
 
 def test_they_are_those_of_this_process(monkeypatch):

@@ -28,6 +28,7 @@ from caffe2_recurrent.rewriting.engine_blobs import ON_CPU
 from caffe2_recurrent.rewriting.products.convolved import add_bias, like_filters, result_of_convolution
 from caffe2_recurrent.rewriting.products.product import LAST_TWO, Product
 from caffe2_recurrent.rewriting.steps.rows import FEATURES
+from caffe2_recurrent.rewriting.trials import threads
 from caffe2_recurrent.scratch_workspace import scratch_workspace
 
 INNER_PRODUCT, CONVOLUTION = "inner product", "convolution"
@@ -42,7 +43,7 @@ def why_not() -> Optional[str]:
     """Why nothing may be had by oneDNN here; None if it may."""
     if is_missing():
         return "this Caffe2 has no oneDNN"
-    withholding = openmp_settings.that_withhold_threads()
+    withholding = openmp_settings.that_withhold_threads(told=threads.of_openmp())
     return None if withholding is None else "oneDNN would plan for threads that it does not get: " + withholding
 
 
