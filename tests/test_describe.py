@@ -546,7 +546,7 @@ UNKNOWN = [
     ("ATen", [X], {"operator": "max"}),
     ("ATen", [X, (1, 3, 5)], {"operator": "add"}),
     ("FC", [X, None, (5,)], {"axis": 2}),
-    ("LSTMUnit", [X, None, X], {}),
+    ("LSTMUnit", [None, X, X], {}),
     ("BatchMatMul", [X, None], {}),
     ("BatchMatMul", [X, V], {}),
     ("BatchMatMul", [(2, 3, 4), (3, 4, 5)], {}),

@@ -1,7 +1,7 @@
-"""What Caffe2 infers of the shapes and types of an operator's outputs, where it infers them right.
+"""The shapes and types of an operator's outputs: what Caffe2 infers, where it infers that right.
 
-Of some operators it infers another shape than they make, and of some it says nothing, though it would of others that
-make the same. It is asked for those in their place.
+Of some operators it infers another shape than they make, or nothing: `known_shapes.py` has rules for these, or it is
+asked for others in their place that make the same.
 
 Source: caffe2/operators/filler_op.h, slice_op.h, gather_op.h, reduce_ops.h, conv_pool_op_base.h.
 """
@@ -12,16 +12,12 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import workspace
 
 from caffe2_recurrent.loops.fitting_shapes import fit
-from caffe2_recurrent.operator_arguments import argument, integer, integers, remove_arguments, set_arguments, string
-from caffe2_recurrent.operators import TURNING, copied
+from caffe2_recurrent.loops.known_shapes import Shape, shape_here
+from caffe2_recurrent.operator_arguments import argument, integer, integers, remove_arguments, set_arguments
+from caffe2_recurrent.operators import copied
 
-Shape = Tuple[int, ...]
 Shapes = Sequence[Shape]
 Operators = Sequence[caffe2_pb2.OperatorDef]
-# What they make is shaped like their first input, of which not every Caffe2 says something.
-LIKE_THE_FIRST = frozenset([TURNING, "ElementwiseLinear", "SequenceMask", "SoftmaxGradient"])
-# They repeat the smaller of their two inputs, as Add does.
-REPEATING = ("SigmoidGradient", "TanhGradient")
 # An argument of fills: sizes behind those of the input.
 EXTRA = "extra_shape"
 DILATIONS = ("dilation", "dilations", "dilation_h", "dilation_w")
@@ -30,28 +26,39 @@ NOTHING: Operators = ()
 
 
 def infer(
-    operator: caffe2_pb2.OperatorDef, shapes: Shapes, types: Optional[Sequence[int]] = None
-) -> Tuple[Mapping[str, Sequence[int]], Mapping[str, int]]:
-    """The shapes and Caffe2's types of the outputs, as far as they are known, for inputs of such shapes and types."""
+    operator: caffe2_pb2.OperatorDef, shapes: Mapping[str, Shape], types: Optional[Mapping[str, int]] = None
+) -> Tuple[Mapping[str, Shape], Mapping[str, int]]:
+    """What the outputs have, as far as it follows from what is known of the inputs. `types` are Caffe2's numbers."""
+    outputs = shape_here(operator, shapes)
+    if outputs is None:
+        return _infer_by_caffe2(operator, shapes, types)
+    made = {blob: output for blob, output in zip(operator.output, outputs) if output is not None}
+    of = {blob: operator.input[output.typed_as] for blob, output in made.items()}
+    kinds = {blob: types[read] for blob, read in of.items() if types is not None and read in types}
+    return {blob: output.shape for blob, output in made.items()}, kinds
+
+
+def _infer_by_caffe2(
+    operator: caffe2_pb2.OperatorDef, known: Mapping[str, Shape], types: Optional[Mapping[str, int]]
+) -> Tuple[Mapping[str, Shape], Mapping[str, int]]:
+    # Where something is missing it says nothing but a warning, and of what does not fit an error.
+    if not all(blob in known and (types is None or blob in types) for blob in operator.input):
+        return {}, {}
+    shapes = [known[blob] for blob in operator.input]
+    if not fit(operator, shapes):
+        return {}, {}
     net = caffe2_pb2.NetDef(op=_with_right_shapes(operator, shapes))
-    dimensions = {blob: list(shape) for blob, shape in zip(operator.input, shapes)}
-    given = None if types is None else dict(zip(operator.input, types))
+    dimensions = {blob: list(known[blob]) for blob in operator.input}
     try:
-        found, kinds = workspace.InferShapesAndTypes([net], dimensions, nets_proto=True, blob_types=given)
+        found, kinds = workspace.InferShapesAndTypes([net], dimensions, nets_proto=True, blob_types=types)
     # The last two as the standard library of C++ has them, which Caffe2 lets through.
     except (RuntimeError, TypeError, ValueError, IndexError):
         return {}, {}
-    return {blob: found[blob] for blob in operator.output if blob in found}, kinds
-
-
-def is_addcmul(operator: caffe2_pb2.OperatorDef) -> bool:
-    return operator.type == "ATen" and string(operator, "operator", "") == "addcmul"
+    return {blob: tuple(map(int, found[blob])) for blob in operator.output if blob in found}, kinds
 
 
 def _with_right_shapes(operator: caffe2_pb2.OperatorDef, shapes: Shapes) -> Operators:
     """Operators in whose place Caffe2 infers what this one makes; none if there are no such."""
-    if is_addcmul(operator):
-        return _product_and_sum(operator)
     if operator.input and integers(operator, EXTRA) and not integer(operator, "input_as_shape", 0):
         return _filling(operator, shapes)
     if any(size != 1 for name in DILATIONS for size in _sizes(operator, name)):
@@ -69,24 +76,6 @@ def _changed(operator: caffe2_pb2.OperatorDef, **arguments: Any) -> Operators:
     made = copied(operator)
     set_arguments(made, arguments)
     return [made]
-
-
-def _copying(operator: caffe2_pb2.OperatorDef, position: int) -> Operators:
-    return [caffe2_pb2.OperatorDef(type="Copy", input=[operator.input[position]], output=operator.output[:1])]
-
-
-def _product_and_sum(operator: caffe2_pb2.OperatorDef) -> Operators:
-    first, *factors = operator.input
-    product = operator.output[0] + "_product"
-    return [
-        caffe2_pb2.OperatorDef(type="Mul", input=factors, output=[product]),
-        caffe2_pb2.OperatorDef(type="Add", input=[first, product], output=operator.output),
-    ]
-
-
-def _adding(operator: caffe2_pb2.OperatorDef, shapes: Shapes) -> Operators:
-    made = caffe2_pb2.OperatorDef(type="Add", input=operator.input, output=operator.output)
-    return [made] if fit(made, shapes) else NOTHING
 
 
 def _reducing(operator: caffe2_pb2.OperatorDef, shapes: Shapes) -> Operators:
@@ -125,21 +114,9 @@ def _gather(operator: caffe2_pb2.OperatorDef, shapes: Shapes) -> Operators:
     return [operator] if axis >= 0 else _changed(operator, axis=axis + axes)
 
 
-def _product(operator: caffe2_pb2.OperatorDef, shapes: Shapes) -> Operators:
-    """Matrices of which one is repeated: of what the result has in front of their axes it looks at one side alone."""
-    if len(shapes[1]) == 1 and integer(operator, "trans_a", 0):
-        return NOTHING
-    are_repeated = min(map(len, shapes)) > 2 and len({shape[:-2] for shape in shapes}) > 1
-    return NOTHING if are_repeated else [operator]
-
-
 _IN_THEIR_PLACE: Dict[str, Callable[[caffe2_pb2.OperatorDef, Shapes], Operators]] = {
-    **dict.fromkeys(LIKE_THE_FIRST, lambda operator, shapes: _copying(operator, 0)),
-    **dict.fromkeys(REPEATING, _adding),
     **dict.fromkeys(REDUCTIONS, _reducing),
-    "BatchMatMul": _product,
     "Gather": _gather,
     "GatherRanges": lambda operator, shapes: NOTHING,
     "Slice": _slice,
-    "SumReduceLike": lambda operator, shapes: _copying(operator, 1),
 }

@@ -1,4 +1,4 @@
-"""The shapes of what operators make: Caffe2's own inference, and what is known beyond it.
+"""The shapes of what several operators make, one after the other.
 
 Of a fill whose shape is the content of a blob Caffe2 infers nothing, as it follows shapes and no numbers. Sizes that
 operators take from shapes and put together are followed here.
@@ -9,12 +9,10 @@ from typing import Dict, Iterable, Mapping, Optional, Sequence, Tuple
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.loops.caffe2_inference import infer, is_addcmul
-from caffe2_recurrent.loops.fitting_shapes import fit
+from caffe2_recurrent.loops.caffe2_inference import infer
+from caffe2_recurrent.loops.known_shapes import Shape
 from caffe2_recurrent.operator_arguments import integer, integers
 from caffe2_recurrent.operators import is_on_onednn
-
-Shape = Tuple[int, ...]
 
 
 class Inference:
@@ -73,13 +71,6 @@ def _taken(shape: Shape, axes: Sequence[int]) -> Shape:
 
 @functools.lru_cache(maxsize=4096)
 def _inferred(operator: bytes, known: Tuple[Tuple[str, Shape], ...]) -> Mapping[str, Shape]:
-    """What Caffe2 infers. Rules ask for the same again and again, which took a quarter of the time to apply them."""
-    given = caffe2_pb2.OperatorDef.FromString(operator)
-    # Caffe2 passes over others with a warning, and takes it that what ATen gives has no dimensions.
-    shapes = dict(known)
-    if not shapes.keys() >= set(given.input) or (given.type == "ATen" and not is_addcmul(given)):
-        return {}
-    if not fit(given, [shapes[blob] for blob in given.input]):
-        return {}
-    found, _ = infer(given, [shapes[blob] for blob in given.input])
-    return {blob: tuple(int(size) for size in shape) for blob, shape in found.items() if shape}
+    """Rules ask for the same again and again, which took a quarter of the time to apply them."""
+    found, _ = infer(caffe2_pb2.OperatorDef.FromString(operator), dict(known))
+    return {blob: shape for blob, shape in found.items() if shape}

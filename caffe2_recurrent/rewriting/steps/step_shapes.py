@@ -3,22 +3,18 @@
 import functools
 from typing import Dict, Iterable, Mapping, Optional, Sequence, Set, Tuple
 
-import numpy as np
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.loops.parts import State
 from caffe2_recurrent.loops.sizes import Shape, Sizes
-from caffe2_recurrent.operator_arguments import string
 from caffe2_recurrent.operators import copied, gradient_name, outputs_of
-from caffe2_recurrent.rewriting.emit import ATEN
 from caffe2_recurrent.rewriting.steps.rows import (
     ALONG_FEATURES,
     BINARY,
     DIMENSIONS,
     ELEMENTWISE,
     UNITS,
-    UNITS_AND_GRADIENTS,
     with_rows,
 )
 from caffe2_recurrent.wiring import Link
@@ -26,8 +22,6 @@ from caffe2_recurrent.wiring import Link
 Shapes = Dict[str, Shape]
 # What ends the name of a blob after an operator, beside that of the one before.
 NEW = " after"
-# ATen's operators by element, which repeat what is smaller.
-BROADCASTING = ("add", "addcmul", "lerp", "mul", "sigmoid", "sub", "tanh", "tanh_backward")
 # Of floats: the first output, or all. Others may have masks or sizes beside them.
 GIVING_SEVERAL = UNITS | {"Split"}
 GIVING_FLOATS = frozenset(
@@ -35,8 +29,6 @@ GIVING_FLOATS = frozenset(
     + ["Max", "Min", "Pow", "Reshape", "SigmoidGradient", "Sin", "Softplus", "Softsign", "Sqr", "Sqrt", "Squeeze"]
     + ["Swish", "TanhGradient", "Transpose", "WeightedSum"]
 ).union(ELEMENTWISE, BINARY, ALONG_FEATURES, UNITS)
-# Of which Caffe2 says nothing: what they give is shaped like their first inputs, in their order.
-LIKE_THEIR_INPUTS = UNITS_AND_GRADIENTS
 # Of a blob and its shape, where a rule depends on a 1 in it that is one by chance; see `Sizes.when_larger`.
 MAY_BE_LARGER = "'{}' {} may be larger in another run, as nothing says that it is a parameter"
 
@@ -174,17 +166,6 @@ def _reshaped(operator: caffe2_pb2.OperatorDef, known: Shapes, old: Shapes) -> S
 def _made(serialized: bytes, shapes: Tuple[Tuple[str, Shape], ...]) -> Mapping[str, Shape]:
     """The shapes of the outputs, as far as they are known."""
     operator, inputs = caffe2_pb2.OperatorDef.FromString(serialized), dict(shapes)
-    if operator.type in LIKE_THEIR_INPUTS:
-        return {blob: inputs[of] for blob, of in zip(operator.output, operator.input) if of in inputs}
-    if operator.type == ATEN and string(operator, "operator", "") in BROADCASTING:
-        if len(inputs) < len(set(operator.input)):
-            return {}
-        try:
-            shape = np.broadcast(*(np.broadcast_to(0, inputs[blob]) for blob in operator.input)).shape
-        except ValueError:
-            # With a 1 taken for more, what fits in a run need not.
-            return {}
-        return {operator.output[0]: tuple(shape)}
     is_in_place = not set(operator.output).isdisjoint(operator.input)
     named = _with_new_outputs(operator) if is_in_place else operator
     found = Sizes(inputs).made_by([named])
