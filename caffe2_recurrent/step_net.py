@@ -253,8 +253,19 @@ def _check_links(step_net: StepNet, request: Request, problems: Problems) -> Non
                 "state '{}' is linked to an empty name; name the step output that becomes its next value",
                 state.inner_input,
             )
-    declared = frozenset(step_net.proto.external_input)
     linked = {state.inner_input: state.inner_output for state in step_net.states if state.inner_output}
+    _check_new_values(step_net, linked, problems)
+    for inner_output, count in Counter(linked.values()).items():
+        if count > 1:
+            sharing = [state for state, output in linked.items() if output == inner_output]
+            problems.add(
+                "states {} are linked to the same output '{}'; each needs its own", names(sharing), inner_output
+            )
+
+
+def _check_new_values(step_net: StepNet, linked: Mapping[str, str], problems: Problems) -> None:
+    """What the step writes for the states; `linked` has it by their previous values."""
+    declared = frozenset(step_net.proto.external_input)
     for inner_input, inner_output in linked.items():
         if inner_input == inner_output:
             problems.add("state '{}' is linked to itself; write its next value to a blob of its own", inner_input)
@@ -281,12 +292,6 @@ def _check_links(step_net: StepNet, request: Request, problems: Problems) -> Non
                 index,
                 operator.type,
                 names(moved),
-            )
-    for inner_output, count in Counter(linked.values()).items():
-        if count > 1:
-            sharing = [state for state, output in linked.items() if output == inner_output]
-            problems.add(
-                "states {} are linked to the same output '{}'; each needs its own", names(sharing), inner_output
             )
 
 

@@ -72,43 +72,49 @@ def make_gradient(
     incoming, before = _dense_gradients(operator, positions, output_gradients)
 
     flags = list(arguments[SEQUENCE_GRADIENTS].ints) if SEQUENCE_GRADIENTS in arguments else [1]
-    sequences = list(operator.input[: len(flags)])
-    buffers = [own_prefix(operator) + gradient_name(sequence) for sequence in sequences]
-    parameters = list(arguments[PARAMETERS].ints)
-    states = list(arguments[INITIAL].ints)
-
-    gradient = caffe2_pb2.OperatorDef(type=GRADIENT_OPERATOR, engine=operator.engine, is_gradient_op=True)
-    if operator.HasField("device_option"):
-        gradient.device_option.CopyFrom(operator.device_option)
-    gradient.input.extend(incoming)
-    gradient.input.extend(operator.input)
-    gradient.input.extend(operator.output)
-    gradient.output.append(buffers[0])
-    gradient.output.extend(gradient_name(operator.input[position]) for position in parameters + states)
-    gradient.output.extend(buffers[1:])
-    own = (POSITIONS, PYTHON_POSITIONS, SEQUENCE_GRADIENTS)
-    gradient.arg.extend(argument for argument in operator.arg if argument.name not in own)
-    gradient.arg.append(caffe2_utils.MakeArgument(POSITIONS, positions))
-    for sequence, buffer in zip(sequences, buffers):
-        gradient.arg.append(caffe2_utils.MakeArgument(gradient_name(sequence) + RENAMED, buffer))
-
+    # Of each sequence. The engine finds its gradient by name.
+    buffers = [(blob, own_prefix(operator) + gradient_name(blob)) for blob in operator.input[: len(flags)]]
+    others = [*arguments[PARAMETERS].ints, *arguments[INITIAL].ints]
+    gradient = _gradient_operator(operator, incoming, positions, buffers, others)
     # The engine sizes the gradient of the first sequence alone.
     sized = [
-        operator_beside("ConstantFill", [sequence], [buffer], operator, value=0.0)
-        for sequence, buffer in list(zip(sequences, buffers))[1:]
+        operator_beside("ConstantFill", [sequence], [buffer], operator, value=0.0) for sequence, buffer in buffers[1:]
     ]
-    # The engine finds a sequence's gradient by name. Caffe2 renames gradients of blobs with several readers, so the
-    # name that it may rename is that of an alias.
+    # Caffe2 renames gradients of blobs with several readers, so the name that it may rename is that of an alias.
     exposed = [
         operator_beside("Alias", [buffer], [gradient_name(sequence)], operator)
-        for sequence, buffer, flag in zip(sequences, buffers, flags)
+        for (sequence, buffer), flag in zip(buffers, flags)
         if flag
     ]
     input_gradients: List[Optional[str]] = [None] * len(operator.input)
-    with_gradient = [position for position, flag in enumerate(flags) if flag] + parameters + states
-    for position in with_gradient:
+    for position in [*(position for position, flag in enumerate(flags) if flag), *others]:
         input_gradients[position] = gradient_name(operator.input[position])
-    return before + sized + [gradient] + exposed, input_gradients
+    return [*before, *sized, gradient, *exposed], input_gradients
+
+
+def _gradient_operator(
+    operator: caffe2_pb2.OperatorDef,
+    incoming: Sequence[str],
+    positions: Sequence[int],
+    buffers: Sequence[Tuple[str, str]],
+    others: Sequence[int],
+) -> caffe2_pb2.OperatorDef:
+    """What makes the `buffers`, each of a sequence, and the gradients of inputs, those at the positions `others`.
+
+    `incoming` are the gradients of the outputs at `positions`.
+    """
+    gradient = caffe2_pb2.OperatorDef(type=GRADIENT_OPERATOR, engine=operator.engine, is_gradient_op=True)
+    if operator.HasField("device_option"):
+        gradient.device_option.CopyFrom(operator.device_option)
+    gradient.input.extend([*incoming, *operator.input, *operator.output])
+    first, *later = (buffer for _, buffer in buffers)
+    gradient.output.extend([first, *(gradient_name(operator.input[position]) for position in others), *later])
+    own = (POSITIONS, PYTHON_POSITIONS, SEQUENCE_GRADIENTS)
+    gradient.arg.extend(argument for argument in operator.arg if argument.name not in own)
+    gradient.arg.append(caffe2_utils.MakeArgument(POSITIONS, positions))
+    for sequence, buffer in buffers:
+        gradient.arg.append(caffe2_utils.MakeArgument(gradient_name(sequence) + RENAMED, buffer))
+    return gradient
 
 
 def _arrived(operator: caffe2_pb2.OperatorDef, output_gradients: Sequence[Any]) -> Dict[int, str]:

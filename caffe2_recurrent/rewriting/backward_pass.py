@@ -11,7 +11,7 @@ pass.
 Source: RecurrentNetworkGradientOp in caffe2/operators/rnn/recurrent_network_op.h.
 """
 
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
 from caffe2.proto import caffe2_pb2
 
@@ -27,7 +27,7 @@ from caffe2_recurrent.operator_arguments import (
     integers,
     strings,
 )
-from caffe2_recurrent.operators import BACKWARD_PASS_OF, OPERATOR, copied, gradient_name, new_operator
+from caffe2_recurrent.operators import BACKWARD_PASS_OF, OPERATOR, copied, gradient_name, new_operator, outputs_of
 from caffe2_recurrent.rewriting import chains
 from caffe2_recurrent.rewriting.emit import ATEN, aten_is_missing
 from caffe2_recurrent.rewriting.engine_blobs import is_of_engine
@@ -158,23 +158,14 @@ def _backward(
     if turned.memory is not None:
         states.append(turned.memory)
         aliases.append(Alias(turned.memory.outer_states, gradient.sequence, 1))
-    net = caffe2_pb2.NetDef()
-    net.CopyFrom(gradient.net)
-    net.external_input.extend(sorted({link.outer for link in shown} - set(net.external_input)))
-    # Without `enable_rnn_executor`: who turns it on for all loops that have it leaves this one alone, of whose links it
-    # does not know.
-    arguments: Dict[str, Any] = {TIMESTEP: loop.timestep, BACKWARD_PASS_OF: loop.workspaces}
-    workspaces = argument(loop.forward, WORKSPACES)
-    if workspaces is not None:
-        arguments[WORKSPACES] = workspaces.i
     state_links = [
         link for of in linked.values() for link in (Link(of.incoming, of.outer, 0), Link(of.outgoing, of.outer, 1))
     ]
     operators = kept_filters.in_place(loop, step, {link.inner for link in [*shown, *state_links]})
     made = Loop(
         name=gradient.sequence,
-        forward=new_operator(OPERATOR, [], [], loop.forward, **arguments),
-        net=net,
+        forward=_operator(loop),
+        net=_step_net(gradient.net, shown),
         operators=chains.chained(loop, BACKWARD_STEP_NET, operators),
         inputs=[loop.inputs[0]],
         outputs=list(dict.fromkeys([gradient.sequence, *(alias.outer_output for alias in aliases), *gradient.others])),
@@ -186,27 +177,47 @@ def _backward(
         gradient=None,
         names=loop.names,
     )
-    made.forward.is_gradient_op = True
-    own = {state.outer_states for state in states}
-    # The engine takes no operator that reads a blob and writes it too; what is written has been made before.
-    read = ({link.outer for link in shown} - own | made.references) - set(made.outputs)
-    for blob in [*(state.outer_initial for state in states), *sorted(read)]:
+    read = _read_from_outside(loop, of_states, made, {link.outer for link in shown}, outputs_of(operators))
+    for blob in [*read, *(last[outer] for outer in turned.carried)]:
         made.add_reference(blob)
-    written = {blob for operator in operators for blob in operator.output}
-    for blob in loop.inputs:
-        if blob in written:
-            # It has been made before: a net that frees what nothing reads any more has to know.
-            made.add_reference(blob)
-    for of in of_states.values():
-        if of.of_all is not None:
-            # It is read as a view; who writes to its memory by its own name has to wait.
-            made.add_reference(of.of_all)
-    for outer in turned.carried:
-        made.add_reference(last[outer])
     if BACKWARD_STEP_NET in loop.chained:
         made.add_reference(loop.chained[BACKWARD_STEP_NET])
     made.outputs.append(kept_filters.backward_workspaces(loop) or loop.new_blob("gradient_" + STEP_WORKSPACES))
     return made
+
+
+def _operator(loop: Loop) -> caffe2_pb2.OperatorDef:
+    # Without `enable_rnn_executor`: who turns it on for all loops that have it leaves this one alone, of whose links it
+    # does not know.
+    arguments: Dict[str, Any] = {TIMESTEP: loop.timestep, BACKWARD_PASS_OF: loop.workspaces}
+    workspaces = argument(loop.forward, WORKSPACES)
+    if workspaces is not None:
+        arguments[WORKSPACES] = workspaces.i
+    made = new_operator(OPERATOR, [], [], loop.forward, **arguments)
+    made.is_gradient_op = True
+    return made
+
+
+def _step_net(backward: caffe2_pb2.NetDef, shown: List[Link]) -> caffe2_pb2.NetDef:
+    net = caffe2_pb2.NetDef()
+    net.CopyFrom(backward)
+    net.external_input.extend(sorted({link.outer for link in shown} - set(net.external_input)))
+    return net
+
+
+def _read_from_outside(
+    loop: Loop, of_states: Dict[str, StateGradient], made: Loop, shown: Set[str], written: List[str]
+) -> Iterator[str]:
+    """What the loop that is `made` has among its inputs, for those who go by these. Its steps link to what is `shown`;
+    what they have `written` is by its operators."""
+    yield from (state.outer_initial for state in made.states)
+    own = {state.outer_states for state in made.states}
+    # The engine takes no operator that reads a blob and writes it too; what is written has been made before.
+    yield from sorted((shown - own | made.references) - set(made.outputs))
+    # It has been made before: a net that frees what nothing reads any more has to know.
+    yield from (blob for blob in loop.inputs if blob in written)
+    # It is read as a view; who writes to its memory by its own name has to wait.
+    yield from (of.of_all for of in of_states.values() if of.of_all is not None)
 
 
 def _shared(loop: Loop) -> List[str]:

@@ -1,6 +1,6 @@
 """The pass: every rule over every loop of a net, and the net changed at once at the end."""
 
-from typing import Dict, List, NamedTuple, Optional, Sequence, Set
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from caffe2.proto import caffe2_pb2
 
@@ -57,11 +57,7 @@ def rewritten(
         if reason is not None:
             refusals.append(Refusal("all", loop.name, loop.forward.type, reason))
             continue
-        # What rules put there does not tell, but blobs keep what they hold.
-        loop.known.rows |= with_rows(loop, sizes)
-        loop.known.columns.update(step_shapes.columns(loop, sizes))
-        loop.rules = frozenset(rule.name for rule in rules)
-        loop.may_keep = _what_may_be_kept(loop, promises)
+        _tell(loop, rules, sizes, promises)
         with trial.trying(trials):
             loop.turns = not even_if_slower and turning.pays(loop, rules, sizes)
             made, left = passes.apply_all(rules, loop, sizes, even_if_slower)
@@ -70,6 +66,25 @@ def rewritten(
         if made:
             memory_names.set_apart(loop)
             changed[position] = loop
+    operators, places = _assembled(net, changed)
+    names = tuple(loop.name for loop in loops.values())
+    chosen = tuple(rule.name for rule in rules)
+    without = tuple(loop.name for loop in changed.values() if loop.gradient is None and loop.has_backward_step)
+    report = Report(names, chosen, tuple(rewrites), tuple(refusals), dry_run, trials, without)
+    return Rewritten(operators, places, report)
+
+
+def _tell(loop: Loop, rules: Sequence[Rule], sizes: Sizes, promises: Promises) -> None:
+    """What rules ask the loop for."""
+    # What rules put there does not tell, but blobs keep what they hold.
+    loop.known.rows |= with_rows(loop, sizes)
+    loop.known.columns.update(step_shapes.columns(loop, sizes))
+    loop.rules = frozenset(rule.name for rule in rules)
+    loop.may_keep = _what_may_be_kept(loop, promises)
+
+
+def _assembled(net: caffe2_pb2.NetDef, changed: Mapping[int, Loop]) -> Tuple[Operators, List[int]]:
+    """The operators of `net` with those loops, by their positions, in the place of the ones there, and their places."""
     differentiated = {loop.forward.output[-1]: loop for loop in changed.values() if loop.gradient is not None}
     around = {
         position: taking_its_place
@@ -94,11 +109,7 @@ def rewritten(
             operators.append(operator)
         places += [position] * (len(operators) - len(places))
     exposed_gradients.keep_order(operators)
-    names = tuple(loop.name for loop in loops.values())
-    chosen = tuple(rule.name for rule in rules)
-    without = tuple(loop.name for loop in changed.values() if loop.gradient is None and loop.has_backward_step)
-    report = Report(names, chosen, tuple(rewrites), tuple(refusals), dry_run, trials, without)
-    return Rewritten(operators, places, report)
+    return operators, places
 
 
 def waiting(made: Operators, before: Operators) -> Operators:
