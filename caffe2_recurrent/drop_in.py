@@ -25,9 +25,10 @@ from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Nam
 import caffe2_recurrent
 from caffe2_recurrent import optimized_runs
 from caffe2_recurrent.arguments import read_flag
-from caffe2_recurrent.optimized_once import Flags, Optimizer
+from caffe2_recurrent.optimized_once import Optimizer
 from caffe2_recurrent.problems import Problems, given
-from caffe2_recurrent.rewriting import Report, read_rules
+from caffe2_recurrent.rewriting import Report
+from caffe2_recurrent.rewriting.options import read_options
 
 RECURRENT = "caffe2.python.recurrent"
 WORKSPACE = "caffe2.python.workspace"
@@ -81,6 +82,8 @@ def install(
     trials: bool = True,
     constant_threads: bool = False,
     constant_weights: bool = False,
+    without: Optional[Iterable[str]] = None,
+    batch_parts: int = 1,
     on_report: Optional[Callable[[Report], Any]] = None,
 ) -> Installation:
     """Let everybody who uses `caffe2.python.recurrent` use ours, whether they imported it before or will later.
@@ -93,24 +96,32 @@ def install(
             `caffe2_recurrent.optimize` does, with the sizes that are known by then. The engine gets a copy, the same
             for the same net and sizes; the caller's net stays as it was built. Left as they are: nets with a loop that
             has a backward step and no gradient operator, which may come in a net of its own.
-        rules, even_if_slower, trials, constant_threads, constant_weights: with `optimize`: as for
-            `caffe2_recurrent.optimize`.
+        rules, even_if_slower, trials, constant_threads, constant_weights, without, batch_parts: with `optimize`: as
+            for `caffe2_recurrent.optimize`.
         on_report: with `optimize`: a function that gets the `Report` of each net with loops, each time it comes.
 
     Returns:
         A context manager that takes back what this call has changed.
 
     Raises:
-        TypeError: flags that are none, rules that are no list of names, or an `on_report` that cannot be called.
-        ValueError: names of no rules. Nothing is changed.
+        TypeError: flags that are none, rules that are no list of names, parts that are no number, or an `on_report`
+            that cannot be called.
+        ValueError: names of no rules, or less than one part. Nothing is changed.
     """
-    settings = _read_settings(optimize, rules, (even_if_slower, trials, constant_threads, constant_weights), on_report)
+    types, values = Problems("install"), Problems("install")
+    wanted = read_flag("optimize", optimize, types)
+    options = read_options(
+        rules, even_if_slower, trials, constant_threads, without, constant_weights, batch_parts, types, values
+    )
+    _check_function(on_report, types)
+    types.raise_if_any(TypeError)
+    values.raise_if_any()
     call = Installation()
     for module, names in _modules():
         for name, ours in _ours(names):
             _put(call, vars(module), name, ours)
-    if settings is not None:
-        _put_runners(call, settings)
+    if wanted:
+        _put_runners(call, optimized_runs.Settings(Optimizer(options), on_report))
     replacements = {id(change.before): change.ours for change in _changes if change.before is not _ABSENT}
     for namespace in _namespaces():
         for name, value in list(namespace.items()):
@@ -152,20 +163,9 @@ def _restore(change: _Change) -> None:
         change.namespace[change.name] = change.before
 
 
-def _read_settings(
-    optimize: Any, rules: Any, flags: Tuple[Any, Any, Any, Any], on_report: Any
-) -> Optional[optimized_runs.Settings]:
-    """How to optimise the nets that are run; None if they are not to be."""
-    types, values = Problems("install"), Problems("install")
-    wanted = read_flag("optimize", optimize, types)
-    chosen = read_rules("rules", rules, types, values)
-    read = Flags(*(read_flag(name, value, types) for name, value in zip(Flags._fields, flags)))
-    settings = optimized_runs.Settings(Optimizer(chosen, read), on_report)
+def _check_function(on_report: Any, types: Problems) -> None:
     if on_report is not None and not callable(on_report):
         types.add("on_report must be a function that takes a Report; got {}", given(on_report))
-    types.raise_if_any(TypeError)
-    values.raise_if_any()
-    return settings if wanted else None
 
 
 def _put_runners(call: Installation, settings: optimized_runs.Settings) -> None:

@@ -5,34 +5,24 @@ A net is the same if its text is, and if what it reads has the same sizes and ty
 """
 
 from collections import OrderedDict
-from typing import Any, NamedTuple, Sequence, Tuple
+from typing import Any, Tuple
 
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent import workspace_blobs
 from caffe2_recurrent.operators import read_before_written
 from caffe2_recurrent.rewriting import Report, optimize_proto
-from caffe2_recurrent.rewriting.promises import Promises
-from caffe2_recurrent.rewriting.rule import Rule
+from caffe2_recurrent.rewriting.options import Options
 
 # How many nets are kept, the last ones used: those of one script are few.
 KEPT = 32
 
 
-class Flags(NamedTuple):
-    """As the arguments of `optimize`."""
-
-    even_if_slower: bool
-    trials: bool
-    constant_threads: bool
-    constant_weights: bool
-
-
 class Optimizer:
-    """`optimize` with the same rules and flags for all nets, which remembers what it made of the last ones."""
+    """`optimize` with the same options for all nets, which remembers what it made of the last ones."""
 
-    def __init__(self, rules: Sequence[Rule], flags: Flags) -> None:
-        self._rules, self._flags = rules, flags
+    def __init__(self, options: Options) -> None:
+        self._options = options
         self._known: OrderedDict[Any, Tuple[caffe2_pb2.NetDef, Report]] = OrderedDict()
 
     def optimize(self, net: caffe2_pb2.NetDef) -> Report:
@@ -43,8 +33,7 @@ class Optimizer:
             known, report = self._known[key]
             net.CopyFrom(known)
             return report
-        even_if_slower, trials, *promises = self._flags
-        report = optimize_proto(net, self._rules, even_if_slower, trials, Promises(*promises))
+        report = optimize_proto(net, self._options)
         copy = caffe2_pb2.NetDef()
         copy.CopyFrom(net)
         self._known[key] = copy, report

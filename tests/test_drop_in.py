@@ -15,6 +15,7 @@ import comparing
 import rewriting_support as support
 import step_nets
 from caffe2_recurrent import drop_in, install, optimize, optimized_once, optimized_runs, uninstall
+from caffe2_recurrent.rewriting import calling_thread
 
 CAFFE2S = dict(vars(recurrent))
 CAFFE2S_ATTENTION = dict(vars(attention))
@@ -569,27 +570,42 @@ def test_few_nets_are_remembered(optimised, monkeypatch):
     assert optimised == ["first", "second", "third", "second", "third"]
 
 
-def test_promises_are_passed_on(monkeypatch):
+def test_options_are_passed_on(monkeypatch):
     model, _ = support.lstm()
     seen = []
 
-    def optimize_proto(net, *arguments):
-        seen.append(inspect.signature(caffe2_recurrent.rewriting.optimize_proto).bind(net, *arguments).arguments)
-        return caffe2_recurrent.rewriting.optimize_proto(net, *arguments)
+    def optimize_proto(net, options):
+        seen.append(options)
+        return caffe2_recurrent.rewriting.optimize_proto(net, options)
 
     monkeypatch.setattr(optimized_once, "optimize_proto", optimize_proto)
-    with installed([], constant_threads=True, trials=False):
-        workspace.RunNetOnce(model.net)
-    with installed([], constant_weights=True):
-        workspace.RunNetOnce(model.net)
-    with installed([]):
-        workspace.RunNetOnce(model.net)
-    flags = ("even_if_slower", "trials", "promises")
-    assert [tuple(call[flag] for flag in flags) for call in seen] == [
-        (True, False, (True, False)),
-        (True, True, (False, True)),
-        (True, True, (False, False)),
+    given = [{"constant_threads": True, "trials": False}, {"constant_weights": True}, {"without": support.NAMES[1:]}]
+    for options in (*given, {"batch_parts": 2}):
+        with installed([], **options):
+            workspace.RunNetOnce(model.net)
+    assert [tuple(options[1:]) for options in seen] == [
+        (True, False, (True, False), 1),
+        (True, True, (False, True), 1),
+        (True, True, (False, False), 1),
+        (True, True, (False, False), 2),
     ]
+    names = [[rule.name for rule in options.rules] for options in seen]
+    assert names == [support.NAMES, support.NAMES, support.NAMES[:1], support.NAMES]
+
+
+def test_nets_with_their_batch_in_parts():
+    """Loops in them have run in parts, or the report says why not."""
+    expected = support.run(*support.lstm())
+    workspace.ResetWorkspace()
+    model, blobs = support.lstm()
+    reports = []
+    workspace.GlobalInit(["tests", calling_thread.FLAG])
+    try:
+        with installed(reports, batch_parts=2):
+            support.assert_same(support.run(model, blobs), expected)
+    finally:
+        workspace.GlobalInit(["tests", calling_thread.FLAG[:-1] + "0"])
+    assert [report.counts["batch_parts"] for report in reports] == [1]
 
 
 def test_a_second_install_takes_over_the_settings_and_wraps_nothing_twice():

@@ -6,25 +6,23 @@ A rule states in its docstring what it looks for and what it puts there, and giv
 """
 
 import warnings
-from typing import Any, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from caffe2.proto import caffe2_pb2
 from caffe2.python import workspace
 
-from caffe2_recurrent.arguments import Blob, is_integer, is_iterable, read_flag
+from caffe2_recurrent.arguments import Blob, read_flag
 from caffe2_recurrent.loops.reading import read_loops
 from caffe2_recurrent.loops.shape_checks import check_shapes, read_shapes
 from caffe2_recurrent.loops.sizes import Shape, Sizes, find_sizes
 from caffe2_recurrent.loops.surroundings import FREEING
 from caffe2_recurrent.nets import AnyNet, init_net_of, read_net
 from caffe2_recurrent.operators import LOOPS, opened
-from caffe2_recurrent.problems import Problems, given, meant
+from caffe2_recurrent.problems import Problems
 from caffe2_recurrent.rewriting.batch_parts.parting import rewritten_in_parts
 from caffe2_recurrent.rewriting.net_pass import Rewritten, rewritten
-from caffe2_recurrent.rewriting.promises import Promises
+from caffe2_recurrent.rewriting.options import Options, read_options
 from caffe2_recurrent.rewriting.report import Refusal, Report, Rewrite
-from caffe2_recurrent.rewriting.rule import Rule
-from caffe2_recurrent.rewriting.rules import RULES
 
 __all__ = ["Refusal", "Report", "Rewrite", "optimize"]
 
@@ -95,24 +93,15 @@ def optimize(
     proto = read_net("model_or_net", model_or_net, types)
     known_shapes = read_shapes(shapes, types)
     dry_run = read_flag("dry_run", dry_run, types)
-    even_if_slower = read_flag("even_if_slower", even_if_slower, types)
-    trials = read_flag("trials", trials, types)
-    promises = Promises(
-        read_flag("constant_threads", constant_threads, types),
-        read_flag("constant_weights", constant_weights, types),
+    options = read_options(
+        rules, even_if_slower, trials, constant_threads, without, constant_weights, batch_parts, types, values
     )
-    batch_parts = _read_parts(batch_parts, types, values)
-    left_out = [] if without is None else read_rules("without", without, types, values)
-    chosen = [rule for rule in read_rules("rules", rules, types, values) if rule not in left_out]
     types.raise_if_any(TypeError)
     assert proto is not None
     if known_shapes:
         check_shapes(known_shapes, proto, init_net_of(model_or_net), list(read_loops(proto).values()), values)
     values.raise_if_any()
-    init_net = init_net_of(model_or_net)
-    operators, report = _optimised(
-        proto, init_net, chosen, known_shapes, dry_run, even_if_slower, trials, promises, batch_parts
-    )
+    operators, report = _optimised(proto, init_net_of(model_or_net), options, known_shapes, dry_run)
     if report.total and not dry_run:
         if proto.name in workspace.C.nets():
             # Before anything is changed: a warning may be an error.
@@ -121,11 +110,9 @@ def optimize(
     return report
 
 
-def optimize_proto(
-    proto: caffe2_pb2.NetDef, rules: Sequence[Rule], even_if_slower: bool, trials: bool, promises: Promises
-) -> Report:
+def optimize_proto(proto: caffe2_pb2.NetDef, options: Options) -> Report:
     """As `optimize`, with arguments that have been checked, of a net on its own."""
-    operators, report = _optimised(proto, None, rules, {}, False, even_if_slower, trials, promises)
+    operators, report = _optimised(proto, None, options, {}, False)
     if report.total:
         _replace_operators(proto, operators)
     return report
@@ -134,15 +121,12 @@ def optimize_proto(
 def _optimised(
     proto: caffe2_pb2.NetDef,
     init_net: Optional[caffe2_pb2.NetDef],
-    rules: Sequence[Rule],
+    options: Options,
     shapes: Mapping[str, Shape],
     dry_run: bool,
-    even_if_slower: bool,
-    trials: bool,
-    promises: Promises,
-    batch_parts: int = 1,
 ) -> Tuple[List[caffe2_pb2.OperatorDef], Report]:
     """The operators that are to take the place of those of the net, and what there is to say."""
+    rules, even_if_slower, trials, promises, batch_parts = options
 
     def sizes_of(net: caffe2_pb2.NetDef, more: Mapping[str, Shape]) -> Sizes:
         return find_sizes(net, init_net, {**shapes, **more})
@@ -154,33 +138,6 @@ def _optimised(
         return rewritten_in_parts(proto, batch_parts, sizes_of, rewrite, even_if_slower, trials)
     operators, _, report = rewrite(proto, sizes_of(proto, {}))
     return operators, report
-
-
-def read_rules(argument: str, names: Any, types: Problems, values: Problems) -> List[Rule]:
-    """The rules of these names, in their order; all of them for None."""
-    if names is None:
-        return list(RULES)
-    if isinstance(names, (str, bytes)) or not is_iterable(names):
-        types.add("{} must be a list of names; got {}", argument, given(names))
-        return []
-    wanted = list(names)
-    known = [rule.name for rule in RULES]
-    for rule in wanted:
-        if not isinstance(rule, str):
-            types.add("{} must be a list of names; it has {}", argument, given(rule))
-        elif rule not in known:
-            values.add("'{}' is not a rule; {}", rule, meant(rule, known, "the rules are ", len(known)))
-    return [rule for rule in RULES if rule.name in wanted]
-
-
-def _read_parts(parts: Any, types: Problems, values: Problems) -> int:
-    if not is_integer(parts):
-        types.add("batch_parts must be a whole number; got {}", given(parts))
-    elif parts < 1:
-        values.add("batch_parts must be 1 or more; got {}", parts)
-    else:
-        return int(parts)
-    return 1
 
 
 def _replace_operators(proto: caffe2_pb2.NetDef, operators: List[caffe2_pb2.OperatorDef]) -> None:
