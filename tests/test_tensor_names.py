@@ -17,9 +17,13 @@ def operators(*given):
     return caffe2_pb2.NetDef(op=[core.CreateOperator(*each) for each in given])
 
 
-def scaled_in_a_branch(net, blob):
-    """By an operator that does not say so in its outputs, which a simple net does not ask for."""
-    branch = caffe2_pb2.NetDef(name="branch", op=[core.CreateOperator("Scale", [blob], [blob], scale=3.0)])
+def scaled_in_a_branch(net, blob, shown=None):
+    """By an operator that does not say so in its outputs, which a simple net does not ask for; as `shown`, if given."""
+    other = shown or blob
+    changing = [core.CreateOperator("Scale", [other], [other], scale=3.0)]
+    if shown:
+        changing.insert(0, core.CreateOperator("Alias", [blob], [shown]))
+    branch = caffe2_pb2.NetDef(name="branch", op=changing)
     net.If(net.ConstantFill([], "yes", shape=[1], value=True, dtype=core.DataType.BOOL), [], then_net=branch)
 
 
@@ -31,6 +35,13 @@ def test_blobs_that_are_shown_have_several_names():
     found = names_of_tensors(net)
     assert found["a"] == found["b"] == found["d"] == {"a", "b", "d"}
     assert found["x"] == {"x", "y"} and "c" not in found
+
+
+def test_a_net_in_an_operator_shows_blobs_too():
+    net = core.Net("net")
+    scaled_in_a_branch(net, "w", "shown")
+    assert names_of_tensors(net.Proto())["w"] == {"w", "shown"}
+    assert changed_by(net.Proto().op, names_of_tensors(net.Proto())) >= {"w", "shown"}
 
 
 def test_outputs_of_a_loop_are_names_of_its_states():
@@ -88,6 +99,26 @@ def a_branch_that_changes_weights_of_the_product(net):
     return loop(net, "layer", product, forward_only=True)
 
 
+def a_branch_that_shows_weights_of_the_product(net):
+    net.Copy("w2", "weights")
+    product = net.FC(["x", "weights", "b2"], "layer/i2h", axis=2)
+    scaled_in_a_branch(net, "weights", "shown")
+    return loop(net, "layer", product, forward_only=True)
+
+
+def a_branch_that_shows_an_output(net):
+    hidden, last = loop(net, "layer", "x", forward_only=True)
+    scaled_in_a_branch(net, str(last), "shown")
+    return [hidden, last]
+
+
+def a_branch_that_shows_what_the_product_reads(net):
+    hidden, last = loop(net, "first", "x", forward_only=True)
+    product = net.FC([hidden, "w2", "b2"], "second/i2h", axis=2)
+    scaled_in_a_branch(net, str(last), "shown")
+    return [*loop(net, "second", product, forward_only=True), last]
+
+
 def trained(net, change):
     """The loop's own weights change before its gradient operator, whose backward steps read them as they are then."""
     net.Copy("w", "weights")
@@ -104,6 +135,10 @@ def an_alias_of_weights_that_are_trained(net):
 
 def a_branch_that_changes_weights_that_are_trained(net):
     return trained(net, lambda net, shown: scaled_in_a_branch(net, "weights"))
+
+
+def a_branch_that_shows_weights_that_are_trained(net):
+    return trained(net, lambda net, _: scaled_in_a_branch(net, "weights", "inner"))
 
 
 def values_of(build, optimised, **options):
@@ -128,6 +163,10 @@ def values_of(build, optimised, **options):
         a_branch_that_changes_weights_of_the_product,
         an_alias_of_weights_that_are_trained,
         a_branch_that_changes_weights_that_are_trained,
+        a_branch_that_shows_weights_of_the_product,
+        a_branch_that_shows_an_output,
+        a_branch_that_shows_what_the_product_reads,
+        a_branch_that_shows_weights_that_are_trained,
     ],
     ids=lambda build: build.__name__,
 )

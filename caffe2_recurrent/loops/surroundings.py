@@ -47,7 +47,7 @@ def add_surroundings(net: caffe2_pb2.NetDef, loops: Mapping[int, Loop], names: S
             laying_out=_laying_out(net, position),
             busy=_busy(net, loop, position),
             read_outside=set(net.external_output).union(*(names[other] for other in others)),
-            written_outside=_written_outside(net, loop, others, written),
+            written_outside=_written_outside(net, loop, others, written, tensors),
             fed=fed,
             net_frees=net.type == FREEING,
             is_in_order=is_in_order,
@@ -63,18 +63,18 @@ def _others(net: caffe2_pb2.NetDef, loop: Loop) -> List[int]:
 
 
 def _written_outside(
-    net: caffe2_pb2.NetDef, loop: Loop, others: Iterable[int], written: Sequence[Sequence[str]]
+    net: caffe2_pb2.NetDef,
+    loop: Loop,
+    others: Iterable[int],
+    written: Sequence[Sequence[str]],
+    tensors: Mapping[str, Set[str]],
 ) -> Set[str]:
     """The outputs of the loop that `others` write to, under whatever name."""
-    shown = {output: output for output in loop.outputs}
     found: Set[str] = set()
     for position in others:
-        operator = net.op[position]
-        if operator.type in SHOWING and operator.input[0] in shown:
-            shown.update((blob, shown[operator.input[0]]) for blob in operator.output)
-        elif operator.type not in RESHAPING:
-            found.update(shown[blob] for blob in written[position] if blob in shown)
-    return found
+        if net.op[position].type not in SHOWING | RESHAPING:
+            found.update(*(tensors.get(blob, {blob}) for blob in written[position]))
+    return found.intersection(loop.outputs)
 
 
 def _products(net: caffe2_pb2.NetDef, results: Set[str]) -> Dict[int, List[caffe2_pb2.OperatorDef]]:

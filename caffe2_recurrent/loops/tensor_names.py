@@ -1,6 +1,6 @@
 """Which blobs of a net are names of one tensor, and what operators change under all of these.
 
-An `Alias` shows a blob under another name, and a loop shows slices of its states as its outputs.
+An `Alias` shows a blob under another name, also in a net that an operator runs, and a loop shows slices of its states as its outputs.
 
 Source: caffe2/operators/alias_with_name.h; applyOffsetAlias in rnn/recurrent_network_op.h.
 """
@@ -10,7 +10,7 @@ from typing import Dict, Iterable, Iterator, List, Mapping, Set
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.operator_arguments import STATES, nets_of, strings
-from caffe2_recurrent.operators import OPERATOR, SHOWING
+from caffe2_recurrent.operators import OPERATOR, SHOWING, opened
 
 
 def names_of_tensors(net: caffe2_pb2.NetDef) -> Mapping[str, Set[str]]:
@@ -23,7 +23,7 @@ def names_of_tensors(net: caffe2_pb2.NetDef) -> Mapping[str, Set[str]]:
 
 
 def _together(net: caffe2_pb2.NetDef) -> Iterator[List[str]]:
-    for operator in net.op:
+    for operator in opened(net.op):
         if operator.type in SHOWING:
             yield [operator.input[0], *operator.output]
         elif operator.type == OPERATOR:
