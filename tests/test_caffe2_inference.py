@@ -6,8 +6,10 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import core, workspace
 from caffe2.python.model_helper import ModelHelper
 
-from caffe2_recurrent import LSTM, check_inputs, describe, optimize
+from caffe2_recurrent import LSTM, check_inputs, describe, optimize, recurrent_net
 from caffe2_recurrent.loops.shape_inference import Inference
+from caffe2_recurrent.loops.sizes import Sizes
+from caffe2_recurrent.viewing.loop_sizes import find_outer_tensors
 from caffe2_recurrent.viewing.tensors import Tensor, infer
 
 RANDOM = np.random.RandomState(0)
@@ -86,6 +88,73 @@ def test_it_is_what_a_run_makes(kind, inputs, arguments):
 )
 def test_nothing_is_better_than_what_is_wrong(kind, inputs, arguments):
     assert followed(operator(kind, inputs, **arguments), inputs) == (None, None)
+
+
+BOUNDS = {"starts": [1, 0, 0], "ends": [4, -1, -1]}
+
+
+@pytest.mark.parametrize(
+    "sizes, kind, inputs, arguments",
+    [
+        ([3, 4], "ConstantFill", [], {"input_as_shape": 1, "extra_shape": [5]}),
+        ([3, 4], "ConstantFill", [], {"input_as_shape": 1, "dtype": core.DataType.INT32, "value": 1}),
+        ([3, 4], "GaussianFill", [], {"input_as_shape": 1}),
+        ([6, 5], "Reshape", [X], {}),
+        ([-1, 3], "Reshape", [X], {}),
+        ([0, -1], "Reshape", [X], {}),
+    ],
+)
+def test_a_shape_that_a_blob_holds(sizes, kind, inputs, arguments):
+    """As it is followed on the way to a loop, and where an `If` is described."""
+    net = core.Net("net")
+    read = [
+        *(net.AddExternalInput("input") for _ in inputs),
+        net.GivenTensorInt64Fill([], "sizes", values=sizes, shape=[2]),
+    ]
+    getattr(net, kind)(read, ["output", "old"] if kind == "Reshape" else "output", **arguments)
+    for value in inputs:
+        workspace.FeedBlob("input", value)
+    workspace.RunNetOnce(net)
+    value = workspace.FetchBlob("output")
+    inference = Inference({"input": X.shape})
+    inference.follow(net.Proto().op)
+    shown = find_outer_tensors(net.Proto(), Sizes({"input": X.shape}))
+    assert (inference.shapes["output"], shown["output"]) == (value.shape, Tensor(value.shape, value.dtype))
+
+
+def test_a_shape_that_is_gone_back_to():
+    net = core.Net("net")
+    flat, old = net.Reshape("input", ["flat", "old"], shape=[-1])
+    net.Reshape([net.Copy(flat, "copied"), old], ["output", "older"])
+    inference = Inference({"input": X.shape})
+    inference.follow(net.Proto().op)
+    assert inference.shapes["output"] == X.shape
+
+
+@pytest.mark.parametrize("is_fed", [False, True])
+def test_a_blob_that_is_written_again(is_fed):
+    """Of a `Slice` whose bounds are blobs nothing is known: the blob has no longer the shape that it had."""
+    net = core.Net("net")
+    if is_fed:
+        workspace.FeedBlob("sequence", X)
+        net.Copy("sequence", "seen")
+    else:
+        net.Copy("x", "sequence")
+    starts, ends = (net.GivenTensorInt64Fill([], name, shape=[3], values=at) for name, at in BOUNDS.items())
+    net.Slice(["x", starts, ends], "sequence")
+    step = core.Net("step")
+    x, h = step.AddExternalInputs("x_t", "h_prev")
+    new = step.Tanh(step.Sum([x, h], "z"), "h_t")
+    step.AddExternalOutput(new)
+    recurrent_net(net, step, [(x, "sequence")], [(h, "h0")], {h: new}, scope="layer", forward_only=True)
+    workspace.FeedBlob("x", X)
+    workspace.FeedBlob("h0", X[0])
+    workspace.RunNetOnce(net)
+    assert workspace.FetchBlob("sequence").shape == (3, 2, 3)
+    workspace.ResetWorkspace()
+    for blob in ("x", "h0", *(["sequence"] if is_fed else [])):
+        workspace.FeedBlob(blob, X[0] if blob == "h0" else X)
+    assert "T = ? steps" in str(describe(net))
 
 
 def test_shapes_of_the_given_operator_stay():

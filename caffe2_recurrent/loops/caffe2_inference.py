@@ -20,6 +20,8 @@ Shapes = Sequence[Shape]
 Operators = Sequence[caffe2_pb2.OperatorDef]
 # An argument of fills: sizes behind those of the input.
 EXTRA = "extra_shape"
+# Another: whether the shape is what the input holds.
+FROM_INPUT = "input_as_shape"
 DILATIONS = ("dilation", "dilations", "dilation_h", "dilation_w")
 REDUCTIONS = ("ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum")
 NOTHING: Operators = ()
@@ -59,7 +61,10 @@ def _infer_by_caffe2(
 
 def _with_right_shapes(operator: caffe2_pb2.OperatorDef, shapes: Shapes) -> Operators:
     """Operators in whose place Caffe2 infers what this one makes; none if there are no such."""
-    if operator.input and integers(operator, EXTRA) and not integer(operator, "input_as_shape", 0):
+    if integer(operator, FROM_INPUT, 0):
+        # It takes the input for the shape, and not what that holds.
+        return NOTHING
+    if operator.input and integers(operator, EXTRA):
         return _filling(operator, shapes)
     if any(size != 1 for name in DILATIONS for size in _sizes(operator, name)):
         return NOTHING

@@ -98,10 +98,10 @@ def _product(operator: caffe2_pb2.OperatorDef, inputs: Inputs) -> Optional[Outpu
     if min(len(left), len(right)) < 2:
         # The vector would be turned, and is not.
         return [] if len(right) < 2 and integer(operator, "trans_a", 0) else None
-    rows, inner = left[-2:] if not integer(operator, "trans_a", 0) else left[:-3:-1]
-    other, columns = right[-2:] if not integer(operator, "trans_b", 0) else right[:-3:-1]
+    rows = left[-1 if integer(operator, "trans_a", 0) else -2]
+    columns = right[-2 if integer(operator, "trans_b", 0) else -1]
     matrices = repeated([left[:-2], right[:-2]])
-    return [] if matrices is None or inner != other else [Made((*matrices, rows, columns), 0)]
+    return [] if matrices is None else [Made((*matrices, rows, columns), 0)]
 
 
 # With how many tensors: `max` of one is its largest element, and the sum of one is that with a number.

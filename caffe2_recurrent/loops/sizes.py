@@ -5,7 +5,7 @@ loop.
 """
 
 import itertools
-from typing import Dict, Iterable, List, Mapping, Optional, Sequence
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Set
 
 from caffe2.proto import caffe2_pb2
 
@@ -97,7 +97,19 @@ def find_sizes(
     """
     parameters = made_by_init_net(init_net)
     known = shapes_of_inputs(net, parameters, given_shapes)
-    return Sizes(_through_loops(net, known), parameters)
+    replaced = _replaced(net).difference(given_shapes)
+    lasting = {blob: shape for blob, shape in known.items() if blob not in replaced}
+    return Sizes(_through_loops(net, Inference(lasting, known)), parameters)
+
+
+def _replaced(net: caffe2_pb2.NetDef) -> Set[str]:
+    """What operators read and others have written anew in front of them."""
+    anew: Set[str] = set()
+    found: Set[str] = set()
+    for operator in net.op:
+        found |= anew.intersection(operator.input)
+        anew.update(set(operator.output).difference(operator.input))
+    return found
 
 
 def made_by_init_net(init_net: Optional[caffe2_pb2.NetDef]) -> Dict[str, Shape]:
@@ -117,9 +129,8 @@ def shapes_of_inputs(
     return {**parameters, **known, **given_shapes}
 
 
-def _through_loops(net: caffe2_pb2.NetDef, known: Mapping[str, Shape]) -> Dict[str, Shape]:
+def _through_loops(net: caffe2_pb2.NetDef, inference: Inference) -> Dict[str, Shape]:
     """Caffe2 infers nothing about the outputs of loops, and so of what stands behind one; each is done in turn."""
-    inference = Inference(known)
     before: List[caffe2_pb2.OperatorDef] = []
     for operator in itertools.chain.from_iterable(map(_as_before, net.op)):
         if operator.type == OPERATOR:

@@ -1,6 +1,7 @@
 """Which blobs of a net are names of one tensor, and what operators change under all of these.
 
-An `Alias` shows a blob under another name, also in a net that an operator runs, and a loop shows slices of its states as its outputs.
+An `Alias` shows a blob under another name, also in a net that an operator runs, and a loop shows slices of its states
+as its outputs.
 
 Source: caffe2/operators/alias_with_name.h; applyOffsetAlias in rnn/recurrent_network_op.h.
 """

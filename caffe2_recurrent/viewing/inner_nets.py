@@ -3,13 +3,11 @@
 These compute shapes as well, from those of other blobs and numbers; that is followed.
 """
 
-from typing import Dict, Mapping, Optional, Sequence
+from typing import Dict, Mapping, Sequence
 
-import numpy as np
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loops.shape_inference import Inference
-from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.operator_arguments import net as net_argument
 from caffe2_recurrent.viewing.tensors import Tensor, infer
 
@@ -32,35 +30,11 @@ def infer_counting(
     operator: caffe2_pb2.OperatorDef, known: Mapping[str, Tensor], numbers: Numbers
 ) -> Dict[int, Tensor]:
     """The outputs of an operator, by position. `numbers`, of which shapes are computed, gets those that it makes."""
-    outputs = _of_computed_shape(operator, known, numbers)
-    if outputs is None:
-        outputs = infer(operator, [known.get(blob) for blob in operator.input])
-    _count(operator, known, numbers)
-    return outputs
-
-
-def _count(operator: caffe2_pb2.OperatorDef, known: Mapping[str, Tensor], numbers: Numbers) -> None:
-    """Notes the numbers that an operator puts into its first output; what its outputs had before is gone."""
     before = Inference({blob: known[blob].shape for blob in operator.input if blob in known})
     before.contents = numbers
-    content = before.content(operator)
+    with_numbers, contents = before.with_contents(operator), before.contents_of(operator)
     for blob in operator.output:
+        # What it held before is gone.
         numbers.pop(blob, None)
-    if content is not None:
-        numbers[operator.output[0]] = content
-
-
-def _of_computed_shape(
-    operator: caffe2_pb2.OperatorDef, known: Mapping[str, Tensor], numbers: Numbers
-) -> Optional[Dict[int, Tensor]]:
-    """The output of a Reshape or ConstantFill to a shape that has been computed."""
-    if operator.type == "ConstantFill" and integer(operator, "input_as_shape", 0):
-        shape = numbers.get(operator.input[0])
-        return {} if shape is None else {0: Tensor(tuple(shape), np.dtype(np.float32))}
-    if operator.type != "Reshape" or len(operator.input) == 1:
-        return None
-    before, shape = known.get(operator.input[0]), numbers.get(operator.input[1])
-    if before is None or shape is None:
-        return {}
-    old_shape = Tensor((len(before.shape),), np.dtype(np.int64))
-    return {0: Tensor(tuple(shape), before.kind), 1: old_shape}
+    numbers.update(contents)
+    return infer(with_numbers, [known.get(blob) for blob in with_numbers.input])

@@ -45,7 +45,9 @@ def find_outer_tensors(net: caffe2_pb2.NetDef, sizes: Sizes) -> Dict[str, Tensor
                 is_inferred = tensor is not None and not workspace.HasBlob(blob)
                 tensor = Tensor(shape, tensor.kind if tensor and is_inferred else kind_in_workspace(blob))
             if tensor is not None:
-                found.setdefault(blob, tensor)
+                found[blob] = tensor
+            elif blob not in operator.input:
+                found.pop(blob, None)
         if operator.type == OPERATOR:
             # By name a later loop may see them, as a backward pass does that is one.
             for blob, tensor in _states(operator, found).items():
