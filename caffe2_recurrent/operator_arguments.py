@@ -25,6 +25,9 @@ TIMESTEP = "timestep"
 # and the end of one that says how the gradient operator calls a blob.
 RENAMED = ".rename"
 
+# The axis of the channels of images by their order, where it is not 1.
+CHANNELS = {"NHWC": 3}
+
 
 def argument(operator: caffe2_pb2.OperatorDef, name: str) -> Optional[caffe2_pb2.Argument]:
     # Without a generator, as it is asked for more often than anything else.
@@ -42,6 +45,11 @@ def integer(operator: caffe2_pb2.OperatorDef, name: str, default: int) -> int:
 def number(operator: caffe2_pb2.OperatorDef, name: str, default: float) -> float:
     found = argument(operator, name)
     return default if found is None else float(found.f)
+
+
+def joining_axis(operator: caffe2_pb2.OperatorDef) -> int:
+    """The axis along which a Concat puts together and a Split takes apart: by the order of images, if not by number."""
+    return integer(operator, "axis", CHANNELS.get(string(operator, "order", ""), 1))
 
 
 def string(operator: caffe2_pb2.OperatorDef, name: str, default: str) -> str:

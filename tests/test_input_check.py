@@ -453,12 +453,13 @@ ROWS = "'u' of 'w' (4, 3) and 'x' (5, 2, 3), of which Sum makes 'z', do not fit:
             ["'u' of 'w' (3, 3) and 'x' (5, 2, 4), of which Sum makes 'z', do not fit: (1, 2, 3) and (1, 2, 4)"],
         ),
         ({"b": (4,)}, ["'w' (3, 3) and 'b' (4,), of which FC makes 'u', do not fit: a bias for 3 rows must be [3]"]),
+        ({"w": (9,), "b": (9,)}, ["'w' must have 2 dimensions or more, as FC makes 'u' of it; got (9,)"]),
         (
             {"b": (1, 3)},
             ["'w' (3, 3) and 'b' (1, 3), of which FC makes 'u', do not fit: a bias for 3 rows must be [3]"],
         ),
     ],
-    ids=["rows", "rows and a state", "rows and a sequence", "a sequence", "a bias", "a bias of two dimensions"],
+    ids=["rows", "rows and state", "rows and sequence", "a sequence", "a bias", "a weight in a row", "a bias in rows"],
 )
 def test_a_net_of_elman(changes, texts, capfd):
     assert_runs(looped(elman, **RIGHT), capfd)
@@ -466,6 +467,7 @@ def test_a_net_of_elman(changes, texts, capfd):
     capfd.readouterr()
     assert_found(net, *texts)
     assert capfd.readouterr().err == ""
+    # Where a step makes more of a state than it reads Caffe2 fails not: what is too much is lost.
     if "contradict" not in texts[0]:
         with pytest.raises(RuntimeError):
             workspace.RunNetOnce(net)
@@ -512,6 +514,129 @@ def test_parameters_of_layers(layer, changes, text):
     changes = {name: ones(*shape) for name, shape in changes.items()}
     found = refused(lambda model: layer(model, "x", "lengths", states, D_IN, D, "s"), **changes)
     assert found.startswith("check_inputs: " + text + ", do not fit: ")
+
+
+def test_gates_that_no_state_fits():
+    parameters = {"lstm/i2h_w": (18, D_IN), "lstm/i2h_b": (18,), "lstm/gates_t_w": (18, D), "lstm/gates_t_b": (18,)}
+    model = built(**{name: ones(*shape) for name, shape in parameters.items()})
+    assert_fails(
+        model.net,
+        "'lstm/gates_t' has 18 columns, of which LSTMUnit reads 4 for each element of a state; "
+        "feed parameters of one size",
+    )
+
+
+def test_a_weight_in_a_row():
+    """Nothing is said of its bias, which would fit a weight of as many rows."""
+    model = built(**{"lstm/i2h_w": ones(48)})
+    assert_fails(model.net, "'lstm/i2h_w' must have 2 dimensions or more, as FC makes 'lstm/i2h' of it; got (48,)")
+
+
+def with_cell_state(gates, behind=lambda step, hidden, seen: hidden):
+    """A net of an LSTM whose step sees the cell state times `p` too: in its `gates`, or `behind` its unit."""
+    step = core.Net("step")
+    x, h, c, timestep = step.AddExternalInputs("x_t", "h_prev", "c_prev", "timestep")
+    seen = step.Mul([c, "p"], "seen", broadcast=1)
+    product = step.FC([h, "w", "b"], "u", axis=2)
+    hidden, cell = step.LSTMUnit([h, c, gates(step, product, x, seen), timestep], ["hidden", "c_t"], sequence_lengths=0)
+    hidden = behind(step, hidden, seen)
+    step.AddExternalOutput(hidden, cell)
+    net = core.Net("net")
+    states = [(h, "h0"), (c, "c0")]
+    recurrent_net(net, step, [(x, "x")], states, {h: hidden, c: cell}, forward_only=True, timestep=timestep)
+    fed = {"x": (5, 2, 16), "h0": (2, 4), "c0": (2, 4), "p": (4,), "w": (16, 4), "wp": (16, 4), "b": (16,)}
+    for name, shape in fed.items():
+        workspace.FeedBlob(name, ones(*shape))
+    return net
+
+
+def peepholes():
+    return with_cell_state(
+        lambda step, product, x, seen: step.Sum([product, x, step.FC([seen, "wp", "b"], "up", axis=2)], "gates")
+    )
+
+
+def shown_behind():
+    return with_cell_state(
+        lambda step, product, x, seen: step.Sum([product, x], "gates"),
+        lambda step, hidden, seen: step.Add([hidden, seen], "h_t"),
+    )
+
+
+@pytest.mark.parametrize("make", [peepholes, shown_behind], ids=lambda make: make.__name__)
+def test_the_state_is_named_whatever_reads_it_first(make, capfd):
+    """What the unit says late in the step tells that the factor beside the state is right."""
+    net = make()
+    assert_runs(net, capfd)
+    workspace.FeedBlob("c0", ones(2, 7))
+    text = "'c0' must be [4], [2, 4] or [1, 2, 4], as LSTMUnit reads it with 'gates' of 16 columns; got (2, 7)"
+    assert_fails(net, text)
+    workspace.FeedBlob("c0", ones(2, 4))
+    workspace.FeedBlob("p", ones(7))
+    assert_fails(net, "'c0' (2, 4) and 'p' (7,), of which Mul makes 'seen', do not fit: (1, 2, 4) and (7,)")
+
+
+@pytest.mark.parametrize("columns", [3, 4])
+def test_images_with_their_channels_last_put_together(columns, capfd):
+    """Without an axis Concat goes by the order of images."""
+
+    def make(step, x, h):
+        images = [
+            step.Reshape(blob, [str(blob) + "_image", str(blob) + "_old"], shape=[1, 1, 2, -1])[0] for blob in (x, h)
+        ]
+        joined, _ = step.Concat(images, ["joined", "sizes"], order="NHWC")
+        own = step.Slice(joined, "own", starts=[0, 0, 0, 0], ends=[-1, -1, -1, 3])
+        return step.Reshape(own, ["h_t", "old"], shape=[1, 2, 3])[0]
+
+    assert_runs(looped(make, x=(4, 2, columns), h0=(2, 3)), capfd)
+
+
+def test_a_product_of_what_has_too_few_dimensions():
+    net = looped(
+        lambda step, x, h: step.FC([step.Squeeze(step.Add([x, h], "z"), "q", dims=[0]), "w", "b"], "h_t", axis=2),
+        x=(4, 2, 3),
+        h0=(2, 3),
+        w=(3, 3),
+        b=(3,),
+    )
+    assert_fails(net, "'q' must have 3 dimensions or more, as FC makes 'h_t' of it; got (2, 3)")
+
+
+def test_rows_of_a_weight_with_more_dimensions(capfd):
+    def make(step, x, h):
+        return step.Add([step.FC([x, "w", "b"], "u", axis=2, axis_w=2), h], "h_t")
+
+    right = {"x": (4, 2, 6), "h0": (2, 3), "w": (3, 1, 6)}
+    assert_runs(looped(make, b=(3,), **right), capfd)
+    text = "'w' (3, 1, 6) and 'b' (1,), of which FC makes 'u', do not fit: a bias for 3 rows must be [3]"
+    assert_fails(looped(make, b=(1,), **right), text)
+
+
+def test_lengths_of_several_masks(capfd):
+    """There is one for each row of the mask that has most."""
+
+    def make(step, x, h):
+        z = step.Add([x, h], "z")
+        mask = {"mode": "sequence", "fill_val": 0.0}
+        flat, _ = step.Reshape(z, ["flat", "old_z"], shape=[-1, 1])
+        of_elements = step.SequenceMask([flat, "len"], "masked", axis=1, **mask)
+        back, _ = step.Reshape(of_elements, ["back", "old_flat"], shape=[1, -1, 3])
+        return step.Add([step.SequenceMask([z, "len"], "other", axis=2, **mask), back], "h_t")
+
+    fed = {"x": (4, 2, 3), "h0": (2, 3)}
+    assert_runs(looped(make, len=np.ones(6, np.int32), **fed), capfd)
+    text = "'len' must be int32 [6], a length for each row of 'flat' (6, 1); got int32 (2,)"
+    assert_fails(looped(make, len=np.ones(2, np.int32), **fed), text)
+
+
+def test_a_batch_first_input_beside_a_right_one():
+    """Of what does not fit because of it nothing is said."""
+    net = looped(lambda step, x, t, h: step.Sum([x, t, h], "h_t"), "t", x=(2, 5, 3), t=(5, 2, 3), h0=(2, 3))
+    text = (
+        "'x' (2, 5, 3) is taken for 2 steps of 5 sequences, but there are 2 by 'h0' (2, 3); "
+        "is it [N, T, ...]? Then feed it as np.swapaxes(value, 0, 1)"
+    )
+    assert_fails(net, text)
 
 
 def test_what_was_fed_for_one_state_does_not_contradict_another():

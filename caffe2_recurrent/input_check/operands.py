@@ -10,7 +10,7 @@ import numpy as np
 from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loops.fitting_shapes import BY_ELEMENT, fit
-from caffe2_recurrent.loops.shape_checks import FED, add_misfit
+from caffe2_recurrent.loops.shape_checks import FED, add_misfit, least_dimensions
 from caffe2_recurrent.loops.sizes import Shape
 from caffe2_recurrent.operator_arguments import argument, integer
 from caffe2_recurrent.operators import SUM
@@ -37,7 +37,7 @@ def check_bias(
     """Note that the bias of an FC is none for its weight, as they are `shown`."""
     weight, bias = operator.input[1:3]
     axis = integer(operator, "axis_w", 1)
-    if not {weight, bias} <= shapes.keys() or len(shapes[weight]) < abs(axis):
+    if not {weight, bias} <= shapes.keys() or len(shapes[weight]) < least_dimensions(axis):
         return
     rows = int(np.prod(shapes[weight][:axis]))
     if shapes[bias] != (rows,):

@@ -8,7 +8,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.input_check.operands import COMBINING, check_bias, fits
 from caffe2_recurrent.loops.lengths import lengths_of_mask
 from caffe2_recurrent.loops.loop import Loop
-from caffe2_recurrent.loops.shape_checks import FED, add_misfit, columns_of, say_columns
+from caffe2_recurrent.loops.shape_checks import FED, add_misfit, check_dimensions, columns_of, say_columns
 from caffe2_recurrent.loops.sizes import Shape
 from caffe2_recurrent.operator_arguments import argument, integer
 from caffe2_recurrent.operators import is_on_onednn
@@ -130,7 +130,7 @@ class _Step:
             if operator.type == "FC" and not is_on_onednn(operator):
                 read[0] = self._multiply(operator, values)
             elif operator.type in UNITS:
-                self._unit(operator)
+                self._unit(operator, values)
             elif lengths_of_mask(operator) is not None:
                 self._mask(operator)
             made = self._made(operator, read, values)
@@ -176,10 +176,11 @@ class _Step:
         """The shape of its left factor; where that does not fit, one that does, for what is made of it."""
         check_bias(operator, self._shapes, self._shown, values)
         left, right = operator.input[:2]
-        columns = columns_of(operator, self._shapes)
+        check_dimensions(operator, self._shapes, self._shapes, values, FED)
+        columns, axis = columns_of(operator, self._shapes), integer(operator, "axis", 1)
         if columns is None:
-            return self._shapes.get(left)
-        shape, axis = self._shapes[left], integer(operator, "axis", 1)
+            return self._shapes.get(left) or self._left_of(self._shapes.get(right, ()), axis)
+        shape = self._shapes[left]
         by_element = axis in (-1, len(shape) - 1)
         if by_element and self._is_read_state(left):
             shown = self._shown[right]
@@ -188,11 +189,21 @@ class _Step:
             add_misfit(operator, [self._shown[left], self._shown[right]], say_columns(columns), values, FED)
         return shape if columns[0] == columns[1] else (*shape[:axis], columns[1])
 
-    def _unit(self, operator: caffe2_pb2.OperatorDef) -> None:
+    def _left_of(self, weight: Shape, axis: int) -> Optional[Shape]:
+        """Rows, for what is made of the product; what they are made of is said where they are."""
+        if axis not in (2, -1) or len(weight) != 2 or self._batch.sequences is None:
+            return None
+        return 1, self._batch.sequences, weight[1]
+
+    def _unit(self, operator: caffe2_pb2.OperatorDef, values: Problems) -> None:
         unit = UNITS[operator.type]
         gates = operator.input[unit.gates]
         shape = self._shapes.get(gates, ())
-        if len(shape) != 3 or shape[-1] % unit.each:
+        if len(shape) != 3:
+            return
+        if shape[-1] % unit.each:
+            text = "{} has {} columns, of which {} reads {} for each element of a state; feed parameters of one size"
+            values.add(text, self._shown[gates], shape[-1], operator.type, unit.each)
             return
         reason = "as {} reads it with '{}' of {} columns".format(operator.type, gates, shape[-1])
         for state in unit.states:

@@ -12,7 +12,7 @@ from typing import Callable, Dict, Sequence, Tuple
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.operator_arguments import integer, integers
+from caffe2_recurrent.operator_arguments import integer, integers, joining_axis
 
 Shape = Tuple[int, ...]
 Shapes = Sequence[Shape]
@@ -29,7 +29,7 @@ def fit(operator: caffe2_pb2.OperatorDef, shapes: Shapes) -> bool:
 def _can_be_put_together(operator: caffe2_pb2.OperatorDef, shapes: Shapes) -> bool:
     first, *others = shapes
     added = integer(operator, "add_axis", 0)
-    axis = integer(operator, "axis", 1)
+    axis = joining_axis(operator)
     axis += len(first) + added if axis < 0 else 0
     if not 0 <= axis < len(first) + added:
         return False

@@ -1,6 +1,6 @@
 """The shapes of a net's blobs, given by the caller or fed: read, and held against what the net does with them."""
 
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Collection, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 from caffe2.proto import caffe2_pb2
@@ -81,7 +81,7 @@ def check_shapes(
 def columns_of(operator: caffe2_pb2.OperatorDef, known: Mapping[str, Shape]) -> Optional[Tuple[int, int]]:
     """How many columns the two factors of an FC have; None where one is unknown, or has too few dimensions."""
     axes = _axes(operator)
-    if any(len(known.get(blob, ())) < _least(axis) for blob, axis in axes.items()):
+    if any(len(known.get(blob, ())) < least_dimensions(axis) for blob, axis in axes.items()):
         return None
     left, right = (int(np.prod(known[blob][axes[blob] :])) for blob in operator.input[:2])
     return left, right
@@ -99,11 +99,28 @@ def add_misfit(
     values.add(text, wording.several, " and ".join(shown), operator.type, operator.output[0], why)
 
 
+def check_dimensions(
+    operator: caffe2_pb2.OperatorDef,
+    blobs: Collection[str],
+    known: Mapping[str, Shape],
+    values: Problems,
+    wording: Wording,
+) -> bool:
+    """Whether those factors of an FC that are among `blobs` have enough dimensions; if not, it is noted."""
+    enough = True
+    for blob, axis in _axes(operator).items():
+        if blob in blobs and len(known[blob]) < least_dimensions(axis):
+            text = "{} must have {} dimensions or more, as FC makes '{}' of it; got {}"
+            values.add(text, wording.blob.format(blob), least_dimensions(axis), operator.output[0], known[blob])
+            enough = False
+    return enough
+
+
 def _axes(operator: caffe2_pb2.OperatorDef) -> Dict[str, int]:
     return {operator.input[0]: integer(operator, "axis", 1), operator.input[1]: integer(operator, "axis_w", 1)}
 
 
-def _least(axis: int) -> int:
+def least_dimensions(axis: int) -> int:
     """How many dimensions there must be for it."""
     return max(axis + 1, -axis)
 
@@ -115,10 +132,7 @@ def _check_product(
     values: Problems,
     wording: Wording,
 ) -> None:
-    for blob, axis in _axes(operator).items():
-        if blob in shapes and len(known[blob]) < _least(axis):
-            text = "{} must have {} dimensions or more, as FC makes '{}' of it; got {}"
-            values.add(text, wording.blob.format(blob), _least(axis), operator.output[0], known[blob])
+    check_dimensions(operator, shapes, known, values, wording)
     columns = columns_of(operator, known)
     if columns is not None and columns[0] != columns[1]:
         shown = ["'{}' {}".format(blob, known[blob]) for blob in operator.input[:2]]

@@ -12,7 +12,7 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loops.loop import Loop
 from caffe2_recurrent.loops.sizes import Shape, Sizes
-from caffe2_recurrent.operator_arguments import argument, integer, integers, string
+from caffe2_recurrent.operator_arguments import argument, integer, integers, joining_axis, string
 from caffe2_recurrent.operators import LENGTHS_INPUT
 from caffe2_recurrent.rewriting.batch_parts.bounds import Layout
 from caffe2_recurrent.rewriting.steps.rows import ALONG_FEATURES, BINARY, ELEMENTWISE, UNITS
@@ -158,7 +158,7 @@ class _Step:
 
     def _along_features(self, operator: caffe2_pb2.OperatorDef, places: List[Place]) -> int:
         """Each row of the first input by itself, up to an axis; or, of a Split, all of them, but along an axis."""
-        axis, along = self._known_axis(places[0]), integer(operator, "axis", 1)
+        axis, along = self._known_axis(places[0]), joining_axis(operator)
         if not (0 <= along != axis if operator.type == "Split" else axis < along):
             raise Unknown
         self._are_shared(places[1:])
@@ -172,7 +172,7 @@ class _Step:
         return axis
 
     def _put_together(self, operator: caffe2_pb2.OperatorDef, places: List[Place]) -> int:
-        axis, along = self._at_one_axis(places), integer(operator, "axis", 1)
+        axis, along = self._at_one_axis(places), joining_axis(operator)
         # One that counts from the end may be that of the batch.
         if along < 0 or along == axis or integer(operator, "add_axis", 0):
             raise Unknown
