@@ -88,7 +88,7 @@ def test_it_has_not_where_the_gradient_goes_back_to_the_shape_that_there_was():
 def test_parameter_gradients_are_refused(state):
     net, _ = built(state=state)
     report = optimize(net, [RULE], even_if_slower=True)
-    reason = "'summed_grad' is not known to have one row for each sequence: steps write 'h_t' in another shape than"
+    reason = "'summed_grad' (1, 1, 5, 6) has not one row for each sequence: steps write 'h_t' in another shape than"
     assert [found.reason for found in report.refusals] == [reason + " its slice has"] * 2
 
 

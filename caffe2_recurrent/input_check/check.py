@@ -12,7 +12,7 @@ from caffe2_recurrent.input_check.operands import check_bias
 from caffe2_recurrent.loops.loop import Loop, is_optimised, stands_for_loop
 from caffe2_recurrent.loops.reading import read_loops
 from caffe2_recurrent.loops.selection import note_no_loops
-from caffe2_recurrent.loops.shape_checks import FED, check_shapes, columns_of
+from caffe2_recurrent.loops.shape_checks import FED, check_shapes, columns_of, show
 from caffe2_recurrent.loops.sizes import Shape, find_sizes
 from caffe2_recurrent.nets import AnyNet, init_net_of, read_net
 from caffe2_recurrent.operators import is_on_onednn
@@ -72,16 +72,20 @@ def check_inputs(model_or_net: AnyNet) -> None:
     _check_kinds(net, loops, fed, values)
     shapes = {blob: found.shape for blob, found in fed.items()}
     check_shapes(shapes, net, init_net, loops, values, FED)
-    shown = {blob: "'{}' {}".format(blob, shape) for blob, shape in shapes.items()}
-    for operator in net.op:
-        if operator.type == "FC" and not is_on_onednn(operator):
-            check_bias(operator, shapes, shown, values)
+    _check_biases(net, shapes, values)
     sizes = find_sizes(_without_misfits(net, shapes), init_net, _fitting(net, shapes))
     for loop in loops:
         check_loop(net, loop, sizes, fed, values)
     values.raise_if_any()
     if any(is_optimised(loop.forward) for loop in loops) or any(map(stands_for_loop, net.op)):
         warnings.warn(OPTIMISED.format(net.name), stacklevel=2)
+
+
+def _check_biases(net: caffe2_pb2.NetDef, shapes: Mapping[str, Shape], values: Problems) -> None:
+    shown = {blob: show(blob, shape) for blob, shape in shapes.items()}
+    for operator in net.op:
+        if operator.type == "FC" and not is_on_onednn(operator):
+            check_bias(operator, shapes, shown, values)
 
 
 def _check_missing(read: Iterable[str], init_net: Optional[caffe2_pb2.NetDef], values: Problems) -> None:

@@ -10,6 +10,7 @@ from caffe2_recurrent.input_check.fed import Fed
 from caffe2_recurrent.input_check.steps import Batch, Rows, Size, read_steps
 from caffe2_recurrent.loops.lengths import lengths_of
 from caffe2_recurrent.loops.loop import WINDOWS, Loop
+from caffe2_recurrent.loops.shape_checks import show
 from caffe2_recurrent.loops.sizes import Shape, Sizes
 from caffe2_recurrent.operator_arguments import argument
 from caffe2_recurrent.operators import BACKWARD_PASS_OF, TURNING
@@ -64,7 +65,7 @@ def _run(net: caffe2_pb2.NetDef, loop: Loop, known: Shapes, sizes: Sizes) -> Opt
         if not alike:
             break
         blob = alike[0]
-    return Run(both[0], both[1], "'{}' {}".format(blob, sizes.shape(blob)))
+    return Run(both[0], both[1], show(blob, sizes.known(blob)))
 
 
 def _counted(loop: Loop, known: Shapes) -> Mapping[str, int]:
@@ -79,7 +80,7 @@ def _is_batch_first(counted: Mapping[str, int], known: Shapes, run: Run, values:
     if set(counted.values()) != {run.steps} or run.steps == run.sequences:
         return False
     text = "{} is taken for {} steps of {} sequences, but there are {} by {}; {}"
-    others = ", ".join("'{}' {}".format(blob, known[blob]) for blob in counted)
+    others = ", ".join(show(blob, known[blob]) for blob in counted)
     values.add(text, run.shown, run.steps, run.sequences, run.steps, others, TURN)
     return True
 
@@ -87,12 +88,12 @@ def _is_batch_first(counted: Mapping[str, int], known: Shapes, run: Run, values:
 def _check_other_sequences(loop: Loop, known: Shapes, run: Run, values: Problems) -> None:
     """Of a sequence but the first one a step takes its slice, whatever is in it."""
     for link in loop.links:
-        shape, least = known.get(link.outer), run.steps + link.offset
-        if link.outer in loop.inputs and shape is not None and shape[:1] < (least,):
-            is_turned = shape[:2] == (run.sequences, least)
+        shape = known.get(link.outer)
+        if link.outer in loop.inputs and shape is not None and shape[:1] < (run.steps,):
+            is_turned = shape[:2] == (run.sequences, run.steps)
             hint = "; " + TURN if is_turned else ""
             text = "'{}' must have {} steps or more, as {} has; got {}{}"
-            values.add(text, link.outer, least, run.shown, shape, hint)
+            values.add(text, link.outer, run.steps, run.shown, shape, hint)
 
 
 def _check_states(loop: Loop, known: Shapes, states: Mapping[str, Size], run: Optional[Run], values: Problems) -> None:

@@ -8,7 +8,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2_recurrent.input_check.operands import COMBINING, check_bias, fits
 from caffe2_recurrent.loops.lengths import lengths_of_mask
 from caffe2_recurrent.loops.loop import Loop
-from caffe2_recurrent.loops.shape_checks import FED, add_misfit, check_dimensions, columns_of, say_columns
+from caffe2_recurrent.loops.shape_checks import FED, add_misfit, check_dimensions, columns_of, say_columns, show
 from caffe2_recurrent.loops.sizes import Shape
 from caffe2_recurrent.operator_arguments import argument, integer
 from caffe2_recurrent.operators import is_on_onednn
@@ -110,7 +110,7 @@ class _Step:
         self._states = {link.inner: link.outer for link in loop.links if link.outer in initial}
         self._operators, self._written = loop.operators, loop.written
         self._shapes: Dict[str, Shape] = {blob: known[blob] for blob in loop.references & set(known)}
-        self._shown = {blob: "'{}' {}".format(blob, known[blob]) for blob in self._shapes}
+        self._shown = {blob: show(blob, known[blob]) for blob in self._shapes}
         for link in loop.links:
             outer = initial.get(link.outer, link.outer)
             if outer not in known or link.inner in self._written:
@@ -122,7 +122,7 @@ class _Step:
                 self._shapes[link.inner] = (1, batch.sequences or 1, size)
                 if link.outer not in taken:
                     self._as_fed.add(link.inner)
-            self._shown[link.inner] = "'{}' {}".format(outer, known[outer])
+            self._shown[link.inner] = show(outer, known[outer])
 
     def run(self, values: Problems) -> None:
         for operator in self._operators:

@@ -24,6 +24,8 @@ EXTRA = "extra_shape"
 FROM_INPUT = "input_as_shape"
 DILATIONS = ("dilation", "dilations", "dilation_h", "dilation_w")
 REDUCTIONS = ("ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum")
+# By the position of the output, types that Caffe2 infers otherwise.
+OTHER_TYPES = {"TopK": {1: caffe2_pb2.TensorProto.INT64, 2: caffe2_pb2.TensorProto.INT64}}
 NOTHING: Operators = ()
 
 
@@ -56,6 +58,8 @@ def _infer_by_caffe2(
     # The last two as the standard library of C++ has them, which Caffe2 lets through.
     except (RuntimeError, TypeError, ValueError, IndexError):
         return {}, {}
+    others = OTHER_TYPES.get(operator.type, {})
+    kinds.update((blob, others[at]) for at, blob in enumerate(operator.output) if at in others)
     return {blob: tuple(map(int, found[blob])) for blob in operator.output if blob in found}, kinds
 
 
@@ -107,7 +111,13 @@ def _slice(operator: caffe2_pb2.OperatorDef, shapes: Shapes) -> Operators:
     starts, ends = (
         [min(at, size) for at, size in zip(integers(operator, name), shapes[0])] for name in ("starts", "ends")
     )
-    return _changed(operator, starts=starts, ends=ends)
+    sizes = [_from_start(end, size) - _from_start(start, size) for start, end, size in zip(starts, ends, shapes[0])]
+    # Otherwise a run fails.
+    return _changed(operator, starts=starts, ends=ends) if min(sizes, default=0) >= 0 else NOTHING
+
+
+def _from_start(at: int, size: int) -> int:
+    return at if at >= 0 else size + 1 + at
 
 
 def _gather(operator: caffe2_pb2.OperatorDef, shapes: Shapes) -> Operators:

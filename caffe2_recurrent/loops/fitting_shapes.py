@@ -8,13 +8,13 @@ elementwise_ops_schema.cc, elementwise_ops_utils.cc, expand_squeeze_dims_op.h, f
 """
 
 from itertools import zip_longest
-from typing import Callable, Dict, Sequence, Tuple
+from typing import Callable, Dict, Sequence
 
 from caffe2.proto import caffe2_pb2
 
+from caffe2_recurrent.loops.known_shapes import Shape
 from caffe2_recurrent.operator_arguments import integer, integers, joining_axis
 
-Shape = Tuple[int, ...]
 Shapes = Sequence[Shape]
 
 BY_ELEMENT = ("Add", "Sub", "Mul", "Div", "And", "Or", "Xor")

@@ -87,6 +87,10 @@ def columns_of(operator: caffe2_pb2.OperatorDef, known: Mapping[str, Shape]) -> 
     return left, right
 
 
+def show(blob: str, shape: Shape) -> str:
+    return "'{}' {}".format(blob, shape)
+
+
 def say_columns(columns: Tuple[int, int]) -> str:
     return "{} and {} columns".format(*columns)
 
@@ -135,7 +139,7 @@ def _check_product(
     check_dimensions(operator, shapes, known, values, wording)
     columns = columns_of(operator, known)
     if columns is not None and columns[0] != columns[1]:
-        shown = ["'{}' {}".format(blob, known[blob]) for blob in operator.input[:2]]
+        shown = [show(blob, known[blob]) for blob in operator.input[:2]]
         add_misfit(operator, shown, say_columns(columns), values, wording)
 
 

@@ -125,7 +125,7 @@ def _sinks(net: caffe2_pb2.NetDef, loop: Loop, products: Products) -> Set[int]:
         return set()
     same = {loop.gradient.sequence}
     found = set()
-    for position in range(gradient_position(net, loop) + 1, len(net.op)):
+    for position in range(gradient_operator_position(net, loop) + 1, len(net.op)):
         operator = net.op[position]
         if position in products and operator.type == "FCGradient" and operator.input[2] in same:
             found.add(position)
@@ -139,11 +139,11 @@ def _sinks(net: caffe2_pb2.NetDef, loop: Loop, products: Products) -> Set[int]:
 
 def _ready(net: caffe2_pb2.NetDef, loop: Loop, sinks: Set[int], tensors: Mapping[str, Set[str]]) -> Set[int]:
     """Those of `sinks` whose rows nothing writes to between the end of the loop and them."""
-    behind = gradient_position(net, loop) + 1 if sinks else 0
+    behind = gradient_operator_position(net, loop) + 1 if sinks else 0
     return {sink for sink in sinks if net.op[sink].input[0] not in changed_by(net.op[behind:sink], tensors)}
 
 
-def gradient_position(net: caffe2_pb2.NetDef, loop: Loop) -> int:
+def gradient_operator_position(net: caffe2_pb2.NetDef, loop: Loop) -> int:
     """The position of the loop's gradient operator."""
     return next(position for position, operator in enumerate(net.op) if operator.input[-1:] == loop.outputs[-1:])
 

@@ -19,7 +19,7 @@ from caffe2_recurrent.backward.gradient_maker import POSITIONS
 from caffe2_recurrent.blob_names import names_of
 from caffe2_recurrent.loops.loop import Loop, is_optimised
 from caffe2_recurrent.loops.sizes import Sizes
-from caffe2_recurrent.loops.surroundings import ONE_BY_ONE, gradient_position
+from caffe2_recurrent.loops.surroundings import ONE_BY_ONE, gradient_operator_position
 from caffe2_recurrent.loops.tensor_names import changed_by, names_of_tensors
 from caffe2_recurrent.operator_arguments import integers
 from caffe2_recurrent.rewriting.batch_parts import batch_axes, initial_states
@@ -112,7 +112,7 @@ def _backward(net: caffe2_pb2.NetDef, loop: Loop, of_encoded: Gradients) -> List
     front, and what goes on from gradients `of_encoded`, that may as well run right after it."""
     if loop.gradient is None:
         return []
-    position = gradient_position(net, loop)
+    position = gradient_operator_position(net, loop)
     products = [list(net.op[source].input[:2]) for source in loop.surroundings.sources.values()]
     # What a product reads has parts only where it is made in parts itself.
     sinks = {sink for sink in loop.surroundings.sinks if list(net.op[sink].input[:2]) in products}

@@ -42,7 +42,7 @@ def add(emitter: Emitter, there: str, inner: int, outer: int) -> None:
     onednn.add(emitter, "ConvGradient", list(copies.values()), [there], **arguments)
     # By name, the first to write it is an operator that others see.
     emitter.add("ConstantFill", [], shown(there), shape=[inner, outer], value=0.0)
-    onednn.add(emitter, onednn_tensors.SHOWING, [zeros["filters"]], [there], scale=1.0)
+    onednn.add(emitter, onednn_tensors.COPYING, [zeros["filters"]], [there], scale=1.0)
     emitter.reshape_in_place(shown(there), [inner, outer])
 
 

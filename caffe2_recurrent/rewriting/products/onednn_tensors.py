@@ -15,12 +15,12 @@ from caffe2_recurrent.rewriting.engine_blobs import ON_CPU
 from caffe2_recurrent.rewriting.products import onednn
 
 # The operator of the CPU whose result lies where oneDNN has its own.
-SHOWING = "Scale"
+COPYING = "Scale"
 
 
 def shown(there: str) -> str:
     """The blob of the CPU's that has the memory of oneDNN's."""
-    return ON_CPU.format(there, SHOWING)
+    return ON_CPU.format(there, COPYING)
 
 
 def add_rows(emitter: Emitter, there: str, width: int, number: str) -> None:
@@ -37,7 +37,7 @@ def add_rows(emitter: Emitter, there: str, width: int, number: str) -> None:
     onednn.add(emitter, onednn.CHANNELS_LAST, [first], [there])
     # By name, the first to write it is an operator that others see.
     emitter.add("ConstantFill", [shape], shown(there), input_as_shape=1, value=0.0)
-    onednn.add(emitter, SHOWING, [like], [there], scale=1.0)
+    onednn.add(emitter, COPYING, [like], [there], scale=1.0)
     emitter.reshape_in_place_like(shown(there), shape)
 
 
@@ -47,7 +47,7 @@ def add_slices(emitter: Emitter, there: str, leading: str, width: int) -> None:
     shape = emitter.concat([leading, last], "shape_of_slices", 0)
     like = emitter.new("ConstantFill", [shape], "like_slices", input_as_shape=1, value=0.0)
     emitter.add("ConstantFill", [shape], shown(there), input_as_shape=1, value=0.0)
-    onednn.add(emitter, SHOWING, [like], [there], scale=1.0)
+    onednn.add(emitter, COPYING, [like], [there], scale=1.0)
 
 
 def add_filters(emitter: Emitter, there: str, outer: int, inner: int) -> None:

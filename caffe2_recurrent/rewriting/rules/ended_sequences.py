@@ -15,9 +15,9 @@ from caffe2_recurrent.rewriting.rules.lstm_unit import (
     UNIT,
     UNIT_GRADIENT,
     LSTMUnits,
-    gradient_position,
     read_unit,
     read_unit_gradient,
+    unit_gradient_position,
 )
 from caffe2_recurrent.rewriting.sequences import masks, own_sequence, padding
 from caffe2_recurrent.rewriting.steps import dataflow
@@ -101,7 +101,7 @@ class EndedSequences(Rule):
         unit, drop = read_unit(operator), bool(integer(operator, "drop_states", 0))
         link = _slice(loop, site.where)
         assert link is not None and unit.lengths is not None
-        backward = gradient_position(loop, unit)
+        backward = unit_gradient_position(loop, unit)
         x, *_ = _inputs(loop, link)
         is_enough = padding.may_be_cut(loop) is not None
         inside = masks.mask(loop, unit.lengths, x)

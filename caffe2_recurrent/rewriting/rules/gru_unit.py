@@ -126,7 +126,7 @@ class GRUUnits(Rule):
         parts = _parts(emitter, unit, joining)
         opened = _emit_opened(emitter, unit, parts, past, elements)
         _emit_hidden(emitter, unit, opened, past)
-        backward = _gradient_position(loop, unit)
+        backward = _unit_gradient_position(loop, unit)
         again = backward is not None and unit.gates in loop.shared
         loop.operators[site.where : site.where + 1] = emitter.operators
         if backward is not None:
@@ -171,7 +171,7 @@ def _past(loop: Loop, operator: caffe2_pb2.OperatorDef, unit: Unit) -> Past:
     return Past(step_outside(loop, unit.lengths), None)
 
 
-def _gradient_position(loop: Loop, unit: Unit) -> Optional[int]:
+def _unit_gradient_position(loop: Loop, unit: Unit) -> Optional[int]:
     for position, operator in enumerate(loop.gradient.operators if loop.gradient is not None else []):
         if operator.type == UNIT_GRADIENT and operator.input[-2] == unit.hidden:
             return position

@@ -104,7 +104,7 @@ class LSTMUnits(Rule):
         assert size is not None
         mask = None if unit.lengths is None else step_mask(loop, unit.lengths)
         drop = bool(integer(operator, "drop_states", 0))
-        backward = gradient_position(loop, unit)
+        backward = unit_gradient_position(loop, unit)
         # Where the gates take no memory of their own, the factors are not to take any either.
         keep_factors = backward is not None and unit.gates not in loop.shared and loop.link(unit.gates) is None
         batch = sizes.batch(loop)
@@ -169,7 +169,7 @@ def read_unit(operator: caffe2_pb2.OperatorDef) -> Unit:
     return Unit(hidden_prev, cell_prev, gates, lengths[0] if has_lengths else None, timestep, *operator.output)
 
 
-def gradient_position(loop: Loop, unit: Unit) -> Optional[int]:
+def unit_gradient_position(loop: Loop, unit: Unit) -> Optional[int]:
     for position, operator in enumerate(loop.gradient.operators if loop.gradient is not None else []):
         if operator.type == UNIT_GRADIENT and operator.input[-4:-2] == [unit.hidden, unit.cell]:
             return position

@@ -157,10 +157,13 @@ def _why_no_rows_of_gradient(loop: Loop, sizes: Sizes, parts: Parts, position: i
     if not others:
         return None
     shape = shapes_before(loop, sizes, loop.gradient.operators, position).get(parts.of_output)
-    if shape is not None and len(shape) == DIMENSIONS and shape[:-1] == (1, sizes.batch(loop)):
+    if shape is None:
+        text = "the shape of '{}' is not known, and steps write '{}' in another shape than its slice has"
+        return text.format(parts.of_output, min(others))
+    if len(shape) == DIMENSIONS and shape[:-1] == (1, sizes.batch(loop)):
         return None
-    text = "'{}' is not known to have one row for each sequence: steps write '{}' in another shape than its slice has"
-    return text.format(parts.of_output, min(others))
+    text = "'{}' {} has not one row for each sequence: steps write '{}' in another shape than its slice has"
+    return text.format(parts.of_output, shape, min(others))
 
 
 def _refusal_by_element(loop: Loop, sizes: Sizes, parts: Parts, position: int) -> Optional[str]:
