@@ -910,6 +910,53 @@ def test_argument_of_the_wrong_type():
     )
 
 
+TO_DENSE = ": use value.to_dense()"
+
+
+@pytest.mark.parametrize(
+    "change, kind, instead",
+    [
+        (lambda value: value.to("meta"), "float32", ", and on the device meta there are none: load the module first"),
+        (lambda value: value.to_sparse(), "float32", TO_DENSE),
+        (lambda value: value.to_sparse_csr() if value.dim() == 2 else value.to_sparse(), "float32", TO_DENSE),
+        (lambda value: torch.quantize_per_tensor(value, 0.1, 0, torch.qint8), "qint8", ": use value.dequantize()"),
+        (lambda value: value > 0, "bool", ""),
+    ],
+    ids=["meta", "sparse", "sparse rows", "quantized", "bool"],
+)
+def test_tensors_without_numbers_side_by_side(change, kind, instead):
+    model, _ = Stack().built()
+    state = torch.nn.LSTM(2, 3).state_dict()
+    text = "state['{}'] must be a tensor or an array of real numbers{}; got Tensor {} of torch.{}"
+    changed = {key: change(value) for key, value in state.items()}
+    assert refused(TypeError, lstm_from_torch, model, "lstm", changed) == listed(
+        "lstm_from_torch", *(text.format(key, instead, list(value.shape), kind) for key, value in state.items())
+    )
+
+
+def test_a_tensor_that_shows_others_with_another_sign():
+    model, _ = Stack().built()
+    state = torch.nn.LSTM(2, 3).state_dict()
+    lstm_from_torch(model, "lstm", {key: torch.complex(value, -value).conj().imag for key, value in state.items()})
+    found = lstm_to_torch(model, "lstm")
+    for key, value in state.items():
+        np.testing.assert_array_equal(found[key], value.numpy())
+
+
+@pytest.mark.parametrize("made", [torch.Tensor.double, lambda value: value.double().numpy()], ids=["tensor", "array"])
+def test_numbers_that_are_beyond_float32(made):
+    """What is infinite already stays so."""
+    model, _ = Stack().built()
+    state = {key: made(torch.full_like(value, 1)) for key, value in torch.nn.LSTM(2, 3).state_dict().items()}
+    state["weight_hh_l0"][1, 2], state["bias_ih_l0"][0] = -1e39, np.inf
+    text = refused(ValueError, lstm_from_torch, model, "lstm", state)
+    assert text == "lstm_from_torch: 'lstm/gates_t_w' would get -1e+39, which float32 cannot hold"
+    state["weight_hh_l0"][1, 2] = -3e38
+    lstm_from_torch(model, "lstm", state)
+    found = lstm_to_torch(model, "lstm")
+    assert found["weight_hh_l0"][1, 2] == np.float32(-3e38) and found["bias_ih_l0"][0] == np.inf
+
+
 @pytest.mark.parametrize("made", [np.zeros, torch.zeros])
 def test_complex_numbers(made):
     """Of such a tensor torch would take the real part, and warn."""

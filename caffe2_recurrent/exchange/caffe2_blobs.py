@@ -34,7 +34,8 @@ def fetch_sizes(lstm: LSTMInNet, problems: Problems) -> StackSizes:
 def feed_weights(lstm: LSTMInNet, weights: LSTMWeights, problems: Problems) -> None:
     """Set the blobs, as float32 and on the device of the current `DeviceScope`, or none of them.
 
-    `weights` have the shapes of the blobs. Raises `ValueError` where a blob is shared and would get different values.
+    `weights` have the shapes of the blobs. Raises `ValueError` where a blob is shared and would get different values,
+    and where these are beyond what float32 holds.
     """
     values: Dict[str, np.ndarray] = {}
     for loop, given in zip(lstm.loops, weights):
@@ -43,6 +44,11 @@ def feed_weights(lstm: LSTMInNet, weights: LSTMWeights, problems: Problems) -> N
             if blob in values and not np.array_equal(values[blob], value):
                 problems.add("'{}' is shared by layers or directions whose {} differs", blob, name)
             values[blob] = value
+    for blob, value in values.items():
+        beyond = value[np.abs(value, dtype=np.float64) > np.finfo(np.float32).max]
+        beyond = beyond[np.isfinite(beyond)]
+        if beyond.size:
+            problems.add("'{}' would get {}, which float32 cannot hold", blob, beyond[0])
     problems.raise_if_any()
     for blob, value in values.items():
         workspace.FeedBlob(blob, np.ascontiguousarray(value, dtype=np.float32))

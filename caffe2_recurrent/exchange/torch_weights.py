@@ -24,6 +24,8 @@ from caffe2_recurrent.problems import Problems, given, given_array, names
 
 # What a loop's entries in a state dict end in, by direction.
 DIRECTIONS = ("", "_reverse")
+# As torch calls them; it need not be there.
+BOOL, DENSE = "torch.bool", "torch.strided"
 
 
 def lstm_to_torch(net: AnyNet, scope: str, prefix: str = "") -> Dict[str, np.ndarray]:
@@ -144,18 +146,28 @@ def _read_state(state: Any, prefix: str, checks: Checks) -> Dict[str, np.ndarray
             continue
         array = _as_array(value)
         if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiu":
-            text = "state['{}'] must be a tensor or an array of real numbers; got {}"
-            checks.types.add(text, key, given_array(value))
+            text = "state['{}'] must be a tensor or an array of real numbers{}; got {}"
+            checks.types.add(text, key, _instead(value), given_array(value))
         arrays[str(key)] = array
     return arrays
 
 
 def _as_array(value: Any) -> Any:
-    """A tensor as an array, whichever its device and width, or the value as it is."""
-    # Of complex numbers torch would leave out a part.
-    if not hasattr(value, "detach") or value.is_complex():
+    """A tensor of floats or integers as an array, whichever its device and width, or the value as it is."""
+    # Of complex numbers torch would leave out a part, and bools would be numbers.
+    if not hasattr(value, "detach") or value.is_complex() or str(value.dtype) == BOOL or _instead(value):
         return value
-    return value.detach().float().cpu().numpy()
+    # To some widths numpy has no equal; and what shows numbers with another sign has a memory of its own then.
+    return value.detach().cpu().double().clone().numpy()
+
+
+def _instead(value: Any) -> str:
+    """Of a tensor whose numbers do not lie in memory, one behind the other, what to give in its place."""
+    if getattr(value, "is_meta", False):
+        return ", and on the device meta there are none: load the module first"
+    if getattr(value, "is_quantized", False):
+        return ": use value.dequantize()"
+    return "" if str(getattr(value, "layout", DENSE)) == DENSE else ": use value.to_dense()"
 
 
 def _check_entries(arrays: Mapping[str, np.ndarray], sizes: StackSizes, prefix: str, problems: Problems) -> None:
