@@ -153,8 +153,8 @@ def _forward_blobs(net: caffe2_pb2.NetDef, region: Region, sizes: Sizes) -> Opti
     for blob in sorted(initial):
         if not initial_states.has_rows(sizes.shape(blob), sizes.batch(loop)):
             return "'{}' is not known to have a row for each sequence, or one for all".format(blob)
-    # What steps read by its own name has its own axes in the parts.
-    region.initial = initial - {blob for blob, _ in references}
+    # What else is read has its own axes in the parts.
+    region.initial = initial - {blob for blob, _ in references} - sequences
     sliced.update(dict.fromkeys(sorted(region.initial), SEQUENCES))
     for blob, layout in references:
         if blob in made:
