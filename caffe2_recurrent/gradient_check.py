@@ -9,6 +9,8 @@ from caffe2.python.model_helper import ModelHelper
 
 from caffe2_recurrent.backward.gradient_maker import POSITIONS, PYTHON_POSITIONS
 from caffe2_recurrent.cudnn_machine import OPERATOR as CUDNN_OPERATOR
+from caffe2_recurrent.loops.loop import is_optimised
+from caffe2_recurrent.loops.reading import read_loops
 from caffe2_recurrent.operator_arguments import BACKWARD_STEP_NET, PARAMETER_GRADIENTS, RENAMED, argument
 from caffe2_recurrent.operators import GRADIENT_OPERATOR, OPERATOR, gradient_name, is_backward_of
 from caffe2_recurrent.problems import Problems, given, names
@@ -24,7 +26,8 @@ def check_gradients(net: Union[ModelHelper, core.Net], gradients: Optional[Mappi
     - a sequence that a later operator reads too, for which Caffe2 renames the gradient while the engine goes on
       writing the old name;
     - a gradient of the last states of `cudnn_LSTM`, which the engine drops;
-    - a name that a loop's backward step and the net itself both write: the step writes to the net's blob.
+    - a name that a loop's backward step and the net itself both write: the step writes to the net's blob;
+    - a sequence that a later operator reads though steps write over it, as with `memory_optimization`.
 
     `outputs_with_grads='auto'` is free of all that concerns loops.
 
@@ -57,6 +60,7 @@ def check_gradients(net: Union[ModelHelper, core.Net], gradients: Optional[Mappi
             if backward is not None:
                 _check_misplaced(backward, problems)
                 _check_shared_names(net, backward, problems)
+    _check_overwritten(net.Proto(), problems)
     problems.raise_if_any()
 
 
@@ -110,6 +114,26 @@ def _check_misplaced(backward: caffe2_pb2.OperatorDef, problems: Problems) -> No
             written,
             sequence,
         )
+
+
+def _check_overwritten(net: caffe2_pb2.NetDef, problems: Problems) -> None:
+    for position, loop in read_loops(net).items():
+        if is_optimised(loop.forward):
+            continue
+        states = {state.outer_states for state in loop.states}
+        over = [link.outer for link in loop.links if link.inner in loop.written and link.outer not in states]
+        # Those of the loop itself know of it.
+        others = [operator for operator in net.op[position + 1 :] if loop.workspaces not in operator.input]
+        for blob in dict.fromkeys(over):
+            kinds = dict.fromkeys(operator.type for operator in others if blob in operator.input)
+            if kinds:
+                problems.add(
+                    "'{}' is read by {} when the steps of loop '{}' have written over it: let a Copy in front of the "
+                    "loop be read, or build the loop without memory_optimization",
+                    blob,
+                    " and ".join(kinds),
+                    loop.name,
+                )
 
 
 def _check_shared_names(net: core.Net, backward: caffe2_pb2.OperatorDef, problems: Problems) -> None:

@@ -9,8 +9,9 @@ from caffe2.python.model_helper import ModelHelper
 
 import comparing
 import step_nets
-from caffe2_recurrent import check_gradients, cudnn_LSTM, recurrent_net
+from caffe2_recurrent import LSTM, check_gradients, cudnn_LSTM, optimize, recurrent_net
 from caffe2_recurrent.backward.gradient_maker import make_gradient
+from cells import CELLS
 from errors_support import CALLS, Loop, call_lstm, listed, snapshot
 
 WITHOUT = "; pass forward_only=True if none is needed, or put StopGradient after it"
@@ -734,3 +735,33 @@ def test_gradients_of_cudnns_last_states_are_dropped():
         "check_gradients: the gradient of 's/lstm_hidden_output', 's/lstm_cell_output' is dropped; cudnn_LSTM passes "
         "back that of 's/lstm_output' alone, whose last step is the last hidden state of the last layer"
     )
+
+
+@pytest.mark.parametrize("is_in_front", [False, True], ids=["behind the loop", "a copy in front of it"])
+def test_a_sequence_that_steps_write_over(is_in_front):
+    """The net trains by the gates in the place of what it reads; a Copy has what there was."""
+    model = ModelHelper("model")
+    sequence = model.net.Copy("x", "sequence")
+    read = model.net.Copy(sequence, "copied") if is_in_front else sequence
+    options = {"memory_optimization": True, "outputs_with_grads": "auto"}
+    hidden, *_ = LSTM(model, sequence, None, ("h0", "c0"), 3, 4, "layer", **options)
+    model.net.FC([read, "w", "b"], "layer/i2h_too", axis=2)
+    beside = model.net.Sqr("copied" if is_in_front else "layer/i2h", "squared")
+    model.AddGradientOperators([model.net.SumElements(hidden, "first"), model.net.SumElements(beside, "second")])
+    if is_in_front:
+        check_gradients(model)
+        return
+    assert check_refused(model) == (
+        "check_gradients: 'layer/i2h' is read by Sqr and Mul when the steps of loop 'layer/hidden_t_all' have written "
+        "over it: let a Copy in front of the loop be read, or build the loop without memory_optimization"
+    )
+    optimize(model, trials=False, even_if_slower=True)
+    check_gradients(model)
+
+
+@pytest.mark.parametrize("remembers", [True, False])
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
+def test_nothing_is_wrong_with_a_layer(cell, remembers):
+    model, outputs = (cell if remembers else cell.remembering_nothing()).build()
+    model.AddGradientOperators({outputs[at]: model.net.AddExternalInput("given_{}".format(at)) for at in cell.positions})
+    check_gradients(model)
