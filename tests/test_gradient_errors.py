@@ -763,5 +763,7 @@ def test_a_sequence_that_steps_write_over(is_in_front):
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
 def test_nothing_is_wrong_with_a_layer(cell, remembers):
     model, outputs = (cell if remembers else cell.remembering_nothing()).build()
-    model.AddGradientOperators({outputs[at]: model.net.AddExternalInput("given_{}".format(at)) for at in cell.positions})
+    model.AddGradientOperators(
+        {outputs[at]: model.net.AddExternalInput("given_{}".format(at)) for at in cell.positions}
+    )
     check_gradients(model)

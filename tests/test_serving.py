@@ -513,6 +513,30 @@ def test_a_device_given_to_the_loader_stops_at_the_loop(tmp_path):
     assert not any(operator.HasField("device_option") for operator in step_net.op)
 
 
+@pytest.mark.parametrize("build", [LSTM, MILSTM, GRU], ids=lambda build: build.__name__)
+def test_the_optimizer_of_learned_initial_states_goes(build, backward_loops):
+    """A backward pass that is a loop may carry their gradients in blobs of which its operator says nothing."""
+    model = ModelHelper("model")
+    hidden_all, *_ = build(model, "x", None, None, DIM_IN, D, "layer")
+    model.AddGradientOperators([model.net.AveragedLoss(model.net.Sqr(hidden_all, "squared"), "loss")])
+    optimizer.build_adam(model, base_learning_rate=0.1)
+    workspace.RunNetOnce(model.param_init_net)
+    feed(x=random(T, N, DIM_IN))
+    built, parameters = prediction_net(model, ["x"], [hidden_all])
+    report = optimize(model, even_if_slower=True, trials=False)
+    assert report.counts["carried_states"] or build is GRU
+    net, of_optimised = prediction_net(model, ["x"], [hidden_all])
+    assert set(names_of(of_optimised)) == set(names_of(parameters))
+    kept = {name: workspace.FetchBlob(name) for name in names_of(parameters)}
+    workspace.RunNetOnce(built)
+    expected = workspace.FetchBlob(hidden_all)
+    for _ in range(3):
+        workspace.RunNetOnce(net)
+    comparing.assert_close(workspace.FetchBlob(hidden_all), expected, "hidden")
+    for name, value in kept.items():
+        np.testing.assert_array_equal(workspace.FetchBlob(name), value)
+
+
 def test_operators_of_the_gradient_pass_and_the_optimizer_go():
     model, inputs, outputs = trained(attention)
     net, parameters = prediction_net(model, inputs, outputs)

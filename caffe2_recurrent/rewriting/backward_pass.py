@@ -117,10 +117,13 @@ def of_initial_value(loop: Loop, of: StateGradient, of_first: str, initial: str)
     another tensor takes its place.
     """
     own = loop.new_blob(of.of_initial + "_own")
-    return [
+    made = [
         new_operator("SumReduceLike", [of_first, initial], [own], loop.forward),
         new_operator("Alias", [own], [of.of_initial], loop.forward),
     ]
+    for operator in made:
+        operator.is_gradient_op = True
+    return made
 
 
 def _like_states(loop: Loop, of_all: Optional[str], outer: str, target: str) -> caffe2_pb2.OperatorDef:
