@@ -50,20 +50,30 @@ def main(arguments: Sequence[str]) -> int:
 
 def _run_script(path: str) -> Optional[str]:
     """Run a file, or a folder or zip file with a `__main__.py`; returns why there is nothing to run, if so."""
-    if pkgutil.get_importer(path) is None:
-        try:
-            with open(path, "rb") as file:
-                source = file.read()
-        except OSError as error:
-            return error.strerror
-        _change_first_folder([os.path.dirname(os.path.realpath(path))])
-        _run_source(source, os.path.abspath(path) if sys.version_info >= (3, 9) else path)
-    elif importlib.machinery.PathFinder.find_spec("__main__", [path]) is None:
+    place = os.path.abspath(path) if sys.version_info >= (3, 9) else path
+    if pkgutil.get_importer(path) is not None:
+        return _run_main_in(place)
+    try:
+        with open(path, "rb") as file:
+            content = file.read()
+    except OSError as error:
+        return error.strerror
+    _change_first_folder([os.path.dirname(os.path.realpath(path))])
+    _run_file(content, place)
+    return None
+
+
+def _run_main_in(place: str) -> Optional[str]:
+    spec = importlib.machinery.PathFinder.find_spec("__main__", [place])
+    if spec is None or spec.loader is None:
         return "it holds no __main__.py"
-    else:
-        # runpy puts it there while it runs.
-        _change_first_folder([])
-        runpy.run_path(path, run_name="__main__")
+    _change_first_folder([])
+    # Also where Python is isolated.
+    sys.path.insert(0, place)
+    # Not by runpy, which takes both back with the last line, and changes sys.argv[0].
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["__main__"] = module
+    exec(spec.loader.get_code("__main__"), vars(module))  # type: ignore[attr-defined]
     return None
 
 
@@ -73,13 +83,16 @@ def _change_first_folder(folders: List[str]) -> None:
         sys.path[:1] = folders
 
 
-def _run_source(source: bytes, path: str) -> None:
-    # Not by runpy, which ends the module with its last line and changes sys.argv[0].
+def _run_file(content: bytes, path: str) -> None:
+    """A script, or one that has been compiled."""
     module = ModuleType("__main__")
-    loader = importlib.machinery.SourceFileLoader("__main__", path)
+    is_compiled = content.startswith(importlib.util.MAGIC_NUMBER)
+    kind = importlib.machinery.SourcelessFileLoader if is_compiled else importlib.machinery.SourceFileLoader
+    loader = kind("__main__", path)
     vars(module).update(__file__=path, __loader__=loader, __builtins__=builtins)
     sys.modules["__main__"] = module
-    exec(compile(source, path, "exec", dont_inherit=True), vars(module))
+    code = loader.get_code("__main__") if is_compiled else compile(content, path, "exec", dont_inherit=True)
+    exec(code, vars(module))  # type: ignore[arg-type]
 
 
 def _run_module(name: str) -> Optional[str]:

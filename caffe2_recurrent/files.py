@@ -2,11 +2,15 @@
 
 import contextlib
 import errno
+import hashlib
 import os
 import shutil
 from typing import Any, Iterator
 
 from caffe2_recurrent.problems import Problems, given
+
+# Bytes of a name. File systems take 255 or so.
+LONGEST = 200
 
 
 def read_path(path: Any, types: Problems) -> str:
@@ -35,7 +39,7 @@ def replacing(path: str) -> Iterator[str]:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     if os.path.exists(file) and not os.path.isfile(file):
         raise OSError(errno.EINVAL, "it is no regular file", path)
-    part = "{}.{}.part".format(file, os.getpid())
+    part = os.path.join(folder, "{}.{}.part".format(_short(os.path.basename(file)), os.getpid()))
     try:
         yield part
         if os.path.isfile(file):
@@ -45,6 +49,12 @@ def replacing(path: str) -> Iterator[str]:
     finally:
         with contextlib.suppress(OSError):
             os.remove(part)
+
+
+def _short(name: str) -> str:
+    """The name, or of one behind which there may be no room for more another one."""
+    encoded = os.fsencode(name)
+    return name if len(encoded) <= LONGEST else hashlib.sha1(encoded).hexdigest()
 
 
 def write_bytes(path: str, content: bytes) -> None:

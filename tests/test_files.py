@@ -97,3 +97,10 @@ def test_a_name_without_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     files.write_bytes("result", b"new")
     assert os.listdir(tmp_path) == ["result"]
+
+
+@pytest.mark.parametrize("name", ["x" * 255, "\N{HIRAGANA LETTER A}" * 85], ids=["ascii", "others"])
+def test_the_longest_names(tmp_path, name):
+    """There is no room for an ending."""
+    files.write_bytes(str(tmp_path / name), b"new")
+    assert os.listdir(tmp_path) == [name]

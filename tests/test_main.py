@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import py_compile
 import re
 import signal
 import subprocess
@@ -82,8 +83,11 @@ def test_a_link_to_a_script_finds_what_is_beside_the_script(tmp_path):
 
 
 @pytest.mark.parametrize("archive", [False, True], ids=["folder", "zip"])
-def test_folders_and_zip_files_run_too(tmp_path, archive):
-    text = "import sys, beside; print(__name__, sys.argv, sys.path[0], beside.value)"
+@pytest.mark.parametrize("relative", [False, True], ids=["full path", "relative path"])
+def test_folders_and_zip_files_run_too(tmp_path, archive, relative):
+    """Also when they go elsewhere before they import more of themselves."""
+    text = "import os, sys; os.chdir('/'); import beside; "
+    text += "print(__name__, __file__, __package__, __spec__.name, sys.argv, sys.path[0], beside.value)"
     path = str(tmp_path / "application")
     if archive:
         with zipfile.ZipFile(path, "w") as file:
@@ -92,7 +96,15 @@ def test_folders_and_zip_files_run_too(tmp_path, archive):
     else:
         write(tmp_path / "application" / "__main__.py", text)
         write(tmp_path / "application" / "beside.py", "value = 3")
-    theirs, ours = both(path, "x", cwd=tmp_path)
+    theirs, ours = both("application" if relative else path, "x", cwd=tmp_path)
+    assert (ours.stdout, ours.returncode) == (theirs.stdout, theirs.returncode)
+    assert sys.version_info < (3, 9) or ours.returncode == 0, ours.stderr
+
+
+def test_a_compiled_script(tmp_path):
+    path = write(tmp_path / "script.py", "import sys; print(__name__, __file__, sys.argv, sys.path[0])")
+    py_compile.compile(path, str(tmp_path / "script.pyc"))
+    theirs, ours = both(str(tmp_path / "script.pyc"), "x", cwd=tmp_path)
     assert (ours.stdout, ours.returncode) == (theirs.stdout, 0), ours.stderr
 
 

@@ -93,6 +93,17 @@ def test_gradients(steps, direct):
         np.testing.assert_allclose(found[0][name], found[1][name], atol=1e-6, err_msg=name)
 
 
+def test_gradients_within_a_step_have_memory_of_their_own():
+    """The RNN executor goes by names: what a view shows would be made again, a step further on, while it is read."""
+    net, output = outer_net()
+    net.AddGradientOperators([net.SumElements(output, "loss")])
+    (gradient,) = [operator for operator in net.Proto().op if operator.type == "RecurrentNetworkGradient"]
+    (step,) = [argument.n for argument in gradient.arg if argument.name == "backward_step_net"]
+    (inner,) = [operator for operator in step.op if operator.type == "RecurrentNetworkGradient"]
+    readers = [operator.type for operator in step.op if operator.input and operator.input[0] == inner.output[0]]
+    assert readers == ["Copy"] and not any(operator.type == "Alias" for operator in step.op)
+
+
 def refused(**options):
     with pytest.raises(ValueError) as caught:
         outer_net(**options)

@@ -30,7 +30,14 @@ from caffe2.python import core
 
 from caffe2_recurrent.backward.pass_through import PassedThrough
 from caffe2_recurrent.backward.sparse_gradients import flat
-from caffe2_recurrent.operators import copied, copy_operator, gradient_name, operator_beside
+from caffe2_recurrent.operators import (
+    GRADIENT_OPERATOR,
+    SHOWING,
+    copied,
+    copy_operator,
+    gradient_name,
+    operator_beside,
+)
 from caffe2_recurrent.problems import Problems, first_line, names
 
 # Their gradients are made of those of all outputs.
@@ -76,9 +83,27 @@ def derive(
         problems.add("{}", text)
     # What the pass puts in front, if anything, belongs to no operator of the step.
     before = len(derived) - representation.made
+    derived = _copied_out_of_loops(derived)
     of_last_values = {output: before + count for output, count in representation.of_last_values.items()}
     by_name = {str(blob): gradient for blob, gradient in of.items()}
     return StepGradients(derived, by_name, representation.overwritten, of_last_values)
+
+
+def _copied_out_of_loops(operators: Sequence[caffe2_pb2.OperatorDef]) -> List[caffe2_pb2.OperatorDef]:
+    """With copies in the place of views of what the gradient operators of loops within the step make.
+
+    Operators of several steps run at the same time, and the RNN executor goes by names: it would let such a gradient
+    be made again, a step further on, while the view is still read.
+
+    Source: add_race_conflict_dependencies in caffe2/operators/rnn/recurrent_network_executor.h.
+    """
+    made = {blob for operator in operators if operator.type == GRADIENT_OPERATOR for blob in operator.output}
+    return [
+        copy_operator(operator.input[0], operator.output[0], operator)
+        if operator.type in SHOWING and operator.input[0] in made
+        else operator
+        for operator in operators
+    ]
 
 
 class _Representation(core.IR):
