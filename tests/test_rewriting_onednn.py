@@ -22,6 +22,7 @@ from caffe2_recurrent import (
     step_values,
 )
 from caffe2_recurrent.loops.reading import read_loops
+from caffe2_recurrent.operator_arguments import integer
 from caffe2_recurrent.operators import is_on_onednn
 from caffe2_recurrent.rewriting.products import onednn, separate_rows, step_products
 from caffe2_recurrent.rewriting.products.step_products import Size
@@ -351,6 +352,17 @@ def test_an_executor_with_threads_of_its_own():
     assert refusal(loop) == expected
     set_argument(loop.forward, enable_rnn_executor=0)
     assert refusal(loop) is None
+
+
+@pytest.mark.usefixtures("nnpack_products")
+def test_an_executor_that_an_earlier_call_has_left_on():
+    """It was found to pay with the products as they are."""
+    model, _ = support.lstm()
+    optimize(model, ["transposed_weights", "executor_threads"], even_if_slower=True, trials=False)
+    assert integer(support.operator(model.net), "enable_rnn_executor", 0) == 1
+    found = optimize(model, ["packed_products"], even_if_slower=True, trials=False)
+    expected = "an earlier `optimize` has left the RNN executor on, and the products as they are"
+    assert found.total == 0 and {refusal.reason for refusal in found.refusals} == {expected}
 
 
 @pytest.mark.parametrize("failing", ["not built in", "operators missing"])

@@ -4,7 +4,7 @@ from typing import Iterable, List, Optional
 
 from caffe2.proto import caffe2_pb2
 
-from caffe2_recurrent.loops.loop import Loop
+from caffe2_recurrent.loops.loop import Loop, is_optimised
 from caffe2_recurrent.loops.parts import Keeping
 from caffe2_recurrent.loops.sizes import Sizes
 from caffe2_recurrent.operators import SUM
@@ -52,6 +52,9 @@ class PackedProducts(Rule):
             return product_ways.why_none()
         if has_threads_given(loop) and all(map(product_ways.is_by_onednn, product_ways.ways_of(1))):
             return "the RNN executor has been given threads of its own, and oneDNN would start some in each of them"
+        if has_threads_given(loop) and is_optimised(loop.forward):
+            # With these as they are it was found to pay.
+            return "an earlier `optimize` has left the RNN executor on, and the products as they are"
         operators, position = site.where
         operator = operators[position]
         weights = operator.input[1]
