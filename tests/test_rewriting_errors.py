@@ -247,14 +247,18 @@ def test_rules_of_install_that_are_none():
             trials="no",
             constant_threads="no",
             constant_weights="no",
+            without="lstm_unit",
+            batch_parts=2.5,
         )
     assert str(caught.value) == listed(
         "install",
-        "rules must be a list of names; it has 3 of type int",
         "even_if_slower must be True or False; got 'yes' of type str",
         "trials must be True or False; got 'no' of type str",
         "constant_threads must be True or False; got 'no' of type str",
         "constant_weights must be True or False; got 'no' of type str",
+        "batch_parts must be a whole number; got 2.5 of type float",
+        "without must be a list of names; got 'lstm_unit' of type str",
+        "rules must be a list of names; it has 3 of type int",
     )
 
 

@@ -169,7 +169,7 @@ def test_products_of_other_memory_are_found(monkeypatch):
     add = onednn.add
 
     def copying(emitter, kind, inputs, outputs, **arguments):
-        is_slices = kind == onednn_tensors.SHOWING and inputs[0].endswith("like_slices")
+        is_slices = kind == onednn_tensors.COPYING and inputs[0].endswith("like_slices")
         return add(emitter, *((onednn.TO, inputs, outputs) if is_slices else (kind, inputs, outputs)), **arguments)
 
     monkeypatch.setattr(onednn, "add", copying)

@@ -8,7 +8,7 @@ from caffe2.proto import caffe2_pb2
 
 from caffe2_recurrent.loops.loop import Loop, laid_out_when_changed
 from caffe2_recurrent.loops.parts import Surroundings
-from caffe2_recurrent.loops.tensor_names import changed_by, names_of_tensors, written_by
+from caffe2_recurrent.loops.tensor_names import changed_by, names_of_tensors, names_shown, written_by
 from caffe2_recurrent.operator_arguments import net_to_read
 from caffe2_recurrent.operators import GRADIENT_OPERATOR, LOOPS, SHOWING, copied, is_on_onednn
 
@@ -69,12 +69,15 @@ def _written_outside(
     written: Sequence[Sequence[str]],
     tensors: Mapping[str, Set[str]],
 ) -> Set[str]:
-    """The outputs of the loop that `others` write to, under whatever name."""
+    """The outputs of the loop that `others` write to, under whatever name: those that this shows, or else all."""
+    shown = names_shown(net)
     found: Set[str] = set()
     for position in others:
         if net.op[position].type not in SHOWING | RESHAPING:
-            found.update(*(tensors.get(blob, {blob}) for blob in written[position]))
-    return found.intersection(loop.outputs)
+            for blob in written[position]:
+                own = shown.get(blob, {blob}).intersection(loop.outputs)
+                found |= own or tensors.get(blob, set()).intersection(loop.outputs)
+    return found
 
 
 def _products(net: caffe2_pb2.NetDef, results: Set[str]) -> Dict[int, List[caffe2_pb2.OperatorDef]]:

@@ -16,18 +16,31 @@ from caffe2_recurrent.operators import OPERATOR, SHOWING, opened
 
 def names_of_tensors(net: caffe2_pb2.NetDef) -> Mapping[str, Set[str]]:
     """For each blob that has another name, all of them."""
+    return _merged([*_shown(net), *_of_states(net)])
+
+
+def names_shown(net: caffe2_pb2.NetDef) -> Mapping[str, Set[str]]:
+    """Likewise, but for the slices that loops show."""
+    return _merged(_shown(net))
+
+
+def _merged(groups: Iterable[List[str]]) -> Mapping[str, Set[str]]:
     found: Dict[str, Set[str]] = {}
-    for together in _together(net):
+    for together in groups:
         merged = {*together}.union(*(found[blob] for blob in together if blob in found))
         found.update(dict.fromkeys(merged, merged))
     return found
 
 
-def _together(net: caffe2_pb2.NetDef) -> Iterator[List[str]]:
+def _shown(net: caffe2_pb2.NetDef) -> Iterator[List[str]]:
     for operator in opened(net.op):
         if operator.type in SHOWING:
             yield [operator.input[0], *operator.output]
-        elif operator.type == OPERATOR:
+
+
+def _of_states(net: caffe2_pb2.NetDef) -> Iterator[List[str]]:
+    for operator in opened(net.op):
+        if operator.type == OPERATOR:
             shown = list(zip(strings(operator, "alias_src"), strings(operator, "alias_dst")))
             for states in strings(operator, STATES):
                 yield [states, *(output for source, output in shown if source == states)]
