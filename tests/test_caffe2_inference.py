@@ -124,6 +124,17 @@ def test_a_shape_that_a_blob_holds(sizes, kind, inputs, arguments):
     assert (inference.shapes["output"], shown["output"]) == (value.shape, Tensor(value.shape, value.dtype))
 
 
+def test_places_of_the_largest():
+    """Caffe2 infers numbers of 32 bits."""
+    made = core.CreateOperator("TopK", ["input"], ["largest", "places"], k=2)
+    workspace.FeedBlob("input", X)
+    workspace.RunOperatorOnce(made)
+    found = infer(made, [Tensor(X.shape, X.dtype)])
+    for position, blob in enumerate(made.output):
+        value = workspace.FetchBlob(blob)
+        assert found[position] == Tensor(value.shape, value.dtype)
+
+
 def test_a_shape_that_is_gone_back_to():
     net = core.Net("net")
     flat, old = net.Reshape("input", ["flat", "old"], shape=[-1])

@@ -92,6 +92,14 @@ def test_parameter_gradients_are_refused(state):
     assert [found.reason for found in report.refusals] == [reason + " its slice has"] * 2
 
 
+def test_parameter_gradients_are_refused_where_a_gradient_is_of_unknown_shape():
+    """Caffe2 infers nothing of ClipGradient."""
+    net, _ = built(state=lambda cell, summed: cell.Squeeze(cell.Clip(summed, "clipped"), "h_t", dims=[0]))
+    report = optimize(net, [RULE], even_if_slower=True)
+    reason = "the shape of 'summed_grad' is not known, and steps write 'h_t' in another shape than its slice has"
+    assert [found.reason for found in report.refusals] == [reason] * 2
+
+
 def test_names_of_slices_in_steps_that_are_written_out_follow_when_blobs_are_renamed():
     """Which have been found before."""
     net, _ = built(gradients=False)

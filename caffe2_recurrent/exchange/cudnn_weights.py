@@ -79,8 +79,8 @@ def lstm_from_cudnn(net: AnyNet, scope: str, flat: np.ndarray) -> None:
 
     Raises:
         TypeError: all arguments that are of the wrong type.
-        ValueError: no such LSTM in the net, blobs that are not in the workspace, a size that does not fit. Nothing has
-            been written then.
+        ValueError: no such LSTM in the net, blobs that are not in the workspace, a size that does not fit, numbers
+            beyond float32. Nothing has been written then.
 
     Source: as for `lstm_to_cudnn`.
     """

@@ -92,9 +92,10 @@ def lstm_from_torch(net: AnyNet, scope: str, state: Any, prefix: str = "") -> No
     The blobs are written as float32, on the device of the current `DeviceScope`.
 
     Raises:
-        TypeError: all arguments that are of the wrong type.
+        TypeError: all arguments that are of the wrong type, and all entries that are no real numbers in memory, as
+            sparse and quantized tensors are.
         ValueError: no such LSTM in the net; names that are missing or unknown, shapes that do not fit, blobs that are
-            not in the workspace, all of them. Nothing has been written then.
+            not in the workspace, numbers beyond float32, all of them. Nothing has been written then.
 
     Source: as for `lstm_to_torch`.
     """

@@ -109,15 +109,12 @@ def check_dimensions(
     known: Mapping[str, Shape],
     values: Problems,
     wording: Wording,
-) -> bool:
-    """Whether those factors of an FC that are among `blobs` have enough dimensions; if not, it is noted."""
-    enough = True
+) -> None:
+    """Note those factors of an FC among `blobs` that have too few dimensions."""
     for blob, axis in _axes(operator).items():
         if blob in blobs and len(known[blob]) < least_dimensions(axis):
             text = "{} must have {} dimensions or more, as FC makes '{}' of it; got {}"
             values.add(text, wording.blob.format(blob), least_dimensions(axis), operator.output[0], known[blob])
-            enough = False
-    return enough
 
 
 def _axes(operator: caffe2_pb2.OperatorDef) -> Dict[str, int]:

@@ -122,6 +122,7 @@ def of_initial_value(loop: Loop, of: StateGradient, of_first: str, initial: str)
         new_operator("Alias", [own], [of.of_initial], loop.forward),
     ]
     for operator in made:
+        # What they read may be a blob of which the loop does not say that it writes it.
         operator.is_gradient_op = True
     return made
 

@@ -38,8 +38,7 @@ def outside_of_gradients(net: caffe2_pb2.NetDef) -> List[caffe2_pb2.OperatorDef]
     found = []
     from_gradients: Set[str] = set()
     for operator in net.op:
-        # A loop may write what it does not list; who reads that waits for one of its outputs.
-        if operator.is_gradient_op or from_gradients.intersection([*operator.input, *operator.control_input]):
+        if operator.is_gradient_op or from_gradients.intersection(operator.input):
             from_gradients.update(operator.output)
         else:
             from_gradients.difference_update(operator.output)
