@@ -124,6 +124,36 @@ def test_a_shape_that_a_blob_holds(sizes, kind, inputs, arguments):
     assert (inference.shapes["output"], shown["output"]) == (value.shape, Tensor(value.shape, value.dtype))
 
 
+BY_ELEMENT = [
+    "Abs",
+    "Acos",
+    "Asin",
+    "Atan",
+    "Cbrt",
+    "Cos",
+    "Cosh",
+    "Cube",
+    "Gelu",
+    "HardSigmoid",
+    "Log1p",
+    "Reciprocal",
+]
+BY_ELEMENT += ["LeakyRelu", "Relu", "Rsqrt", "Sigmoid", "Sin", "Sinh", "Softsign", "Tan", "Tanh"]
+
+
+@pytest.mark.parametrize("shapes", [((2, 3), (1, 2, 3)), ((1, 2, 3), (2, 3))], ids=str)
+@pytest.mark.parametrize("kind", BY_ELEMENT)
+def test_a_gradient_that_comes_in_another_shape(kind, shapes):
+    """As of a state that a step has squeezed."""
+    inputs = [np.full(shape, 0.3, np.float32) for shape in shapes]
+    made = operator(kind + "Gradient", inputs)
+    for blob, value in zip(made.input, inputs):
+        workspace.FeedBlob(blob, value)
+    workspace.RunOperatorOnce(made)
+    value = workspace.FetchBlob("output")
+    assert followed(made, inputs) == (value.shape, Tensor(value.shape, value.dtype))
+
+
 def test_places_of_the_largest():
     """Caffe2 infers numbers of 32 bits."""
     made = core.CreateOperator("TopK", ["input"], ["largest", "places"], k=2)

@@ -31,6 +31,11 @@ def reshaped(cell, summed):
     return cell.Reshape(cell.Tanh(summed, "tanh"), ["h_t", "old_shape"], shape=[-1, D])[0]
 
 
+def softsign(cell, summed):
+    """Whose gradient Caffe2 takes to be shaped like the sum."""
+    return cell.Squeeze(cell.Softsign(summed, "softsign"), "h_t", dims=[0])
+
+
 def built(gradients=True, state=squeezed_first):
     random = np.random.RandomState(0)
     for blob, shape in SHAPES.items():
@@ -58,7 +63,7 @@ def run(net, blobs):
 @pytest.mark.parametrize("trials", [False, True])
 @pytest.mark.parametrize("without", [[], ["packed_products"], ["parameter_gradients"]], ids=str)
 @pytest.mark.parametrize("gradients", [False, True], ids=["forward", "training"])
-@pytest.mark.parametrize("state", [squeezed_first, squeezed_last, reshaped], ids=lambda state: state.__name__)
+@pytest.mark.parametrize("state", [squeezed_first, squeezed_last, reshaped, softsign], ids=lambda state: state.__name__)
 def test_values_and_gradients(state, gradients, without, trials, unrolled_steps):
     expected = run(*built(gradients, state))
     net, blobs = built(gradients, state)

@@ -110,14 +110,20 @@ _ATEN_BY_ELEMENT = frozenset(
     + [(name, 2) for name in ("add", "div", "max", "min", "mul", "sub", "tanh_backward")]
     + [(name, 3) for name in ("addcdiv", "addcmul", "lerp")]
 )
+# Of these Caffe2 infers that the gradient is shaped like what it is given, or like what was computed.
+_WITH_GRADIENT_BY_ELEMENT = (
+    *("Abs", "Acos", "Asin", "Atan", "Cbrt", "Cos", "Cosh", "Cube", "Gelu", "HardSigmoid", "Log1p", "Reciprocal"),
+    *("Relu", "Rsqrt", "Sigmoid", "Sin", "Sinh", "Softsign", "Tan", "Tanh"),
+)
 _LIKE_THE_FIRST = ("Ceil", "CopyCPUToIDEEP", "CopyIDEEPToCPU", "ElementwiseLinear", "Floor", "GRUUnit", TURNING)
 _RULES: Dict[str, Rule] = {
     **dict.fromkeys((*_LIKE_THE_FIRST, "SequenceMask", "SoftmaxGradient"), _like(0)),
     **dict.fromkeys(("ResizeLike", "SumReduceLike"), _first_like_second),
-    **dict.fromkeys(("SigmoidGradient", "TanhGradient"), _by_element),
+    **dict.fromkeys((kind + "Gradient" for kind in _WITH_GRADIENT_BY_ELEMENT), _by_element),
     "ATen": _by_aten,
     "BatchMatMul": _product,
     "GRUUnitGradient": _like(0, 1),
+    "LeakyReluGradient": _like(0),
     LINK: _view,
     "LSTMUnit": _like(0, 1),
     "LSTMUnitGradient": _like(0, 1, 2),
